@@ -1,0 +1,5 @@
+"""`python -m cgprof` is the console script."""
+
+from cgprof.cli.app import main
+
+main()

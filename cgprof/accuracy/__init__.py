@@ -1,0 +1,1 @@
+"""Is a replay right? Parity with eager and with a reference."""

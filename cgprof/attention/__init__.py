@@ -1,0 +1,1 @@
+"""Attention over paged KV, in plain torch and in Triton."""

@@ -1,0 +1,148 @@
+"""`cgprof plan`: what would be captured, without a device."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from cgprof.cli import options
+from cgprof.cli.options import OutputFormat
+
+if TYPE_CHECKING:
+    from cgprof.config.schema import ModelConfig, RunConfig
+    from cgprof.graphs.modes import ResolvedPolicy
+    from cgprof.graphs.plan import CapturePlan
+    from cgprof.shapes import GraphKey
+
+_SHORTEST_RUN = 4  # numbers that are shortened to a range
+_MOST_NAMES = 4  # skipped keys that are named one by one
+
+
+def plan(
+    ctx: typer.Context,
+    config: options.Config = None,
+    model: options.Model = None,
+    mode: options.Mode = None,
+    cudagraph_capture_sizes: options.CaptureSizes = None,
+    max_cudagraph_capture_size: options.MaxCaptureSize = None,
+    dbo: options.Dbo = None,
+    ubatch_size: options.UbatchSize = None,
+    dbo_decode_token_threshold: options.DecodeThreshold = None,
+    dbo_prefill_token_threshold: options.PrefillThreshold = None,
+    twins: options.Twins = None,
+    max_num_seqs: options.MaxNumSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    max_model_len: options.MaxModelLen = None,
+    block_size: options.BlockSize = None,
+    gpu_memory_utilization: options.GpuMemoryUtilization = None,
+    num_gpu_blocks_override: options.NumGpuBlocksOverride = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    seed: options.Seed = None,
+    parity: options.Parity = None,
+    assignments: options.Assignments = None,
+    output_format: options.Format = OutputFormat.TEXT,
+) -> None:
+    """Print which graphs a run captures, which it skips and why; needs no device."""
+    from cgprof.graphs.modes import resolve_policy
+    from cgprof.graphs.plan import make_plan
+    from cgprof.shapes import GraphSupport
+
+    run, card = options.load_options(ctx.params)
+    policy = resolve_policy(run.capture.policy, GraphSupport.ALWAYS)
+    made = make_plan(policy.policy, run.limits, run.capture, run.microbatch)
+    if output_format is OutputFormat.JSON:
+        typer.echo(plan_json(run, card, policy, made))
+    else:
+        typer.echo(plan_text(run, card, policy, made))
+
+
+def plan_text(run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: CapturePlan) -> str:
+    """Returns a plan as a person reads it."""
+    experts = f"{model.num_experts} experts" if model.is_moe else "dense"
+    lines = [
+        f"model    {model.name} ({model.family}, {model.num_layers} layers, {experts}, "
+        f"{model.dtype})",
+        f"policy   {policy.policy.value}"
+        + (f" (asked for {policy.requested.value}: {policy.reason})" if policy.reason else ""),
+        f"limits   {run.limits.max_num_seqs} requests, {run.limits.max_num_batched_tokens} tokens "
+        f"a step, {run.limits.max_model_len} positions",
+    ]
+    if run.microbatch.enabled:
+        lines.append(
+            f"dbo      {run.microbatch.num_microbatches} microbatches, decode from "
+            f"{run.microbatch.decode_token_threshold} tokens, other steps from "
+            f"{run.microbatch.prefill_token_threshold}, twins {run.microbatch.twins.value}"
+        )
+    lines += [
+        f"{len(made.plain)} plain keys, {len(made.twins)} twins",
+        f"plain    {compact([key.num_tokens for key in made.plain]) or '-'}",
+        f"twins    {compact([key.num_tokens for key in made.twins]) or '-'}",
+    ]
+    by_reason: dict[str, list[GraphKey]] = {}
+    for skipped in made.skipped:
+        by_reason.setdefault(skipped.reason, []).append(skipped.key)
+    lines += [f"skipped  {_some(keys)}: {reason}" for reason, keys in by_reason.items()]
+    if made.uncovered_batches:
+        batches = ranges(made.uncovered_batches)
+        lines.append(f"decode batches {batches} have no graph and run eager")
+    elif made.keys:
+        lines.append(f"every decode batch of 1-{run.limits.max_num_seqs} requests has a graph")
+    return "\n".join(lines)
+
+
+def plan_json(run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: CapturePlan) -> str:
+    """Returns a plan and the config it follows from, for programs; keys are in capture order."""
+    from cgprof.config.load import fingerprint
+    from cgprof.graphs.plan_record import plan_record
+
+    document = {
+        "keys": [dataclasses.asdict(key) for key in made.keys],
+        "num_plain": len(made.plain),
+        "num_twins": len(made.twins),
+        "plan": plan_record(policy, made).model_dump(mode="json"),
+        "config": run.model_dump(mode="json"),
+        "config_fingerprint": fingerprint(run, model),
+        "model": model.model_dump(mode="json"),
+    }
+    return json.dumps(document, indent=2, allow_nan=False)
+
+
+def _some(keys: Sequence[GraphKey]) -> str:
+    if len(keys) <= _MOST_NAMES:
+        return ", ".join(map(str, keys))
+    return f"{len(keys)} keys of {compact([key.num_tokens for key in keys])} tokens"
+
+
+def compact(numbers: Sequence[int]) -> str:
+    """Returns sorted numbers with each run of at least four even steps as 'first-last by step'."""
+    rest = sorted(set(numbers))
+    parts = []
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 else 1
+        length = 1
+        while length < len(rest) and rest[length] - rest[length - 1] == step:
+            length += 1
+        if length < _SHORTEST_RUN:
+            length = 1
+            parts.append(str(rest[0]))
+        else:
+            by = "" if step == 1 else f" by {step}"
+            parts.append(f"{rest[0]}-{rest[length - 1]}{by}")
+        rest = rest[length:]
+    return ", ".join(parts)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Returns sorted numbers with neighbours joined, such as '9-12, 17'."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

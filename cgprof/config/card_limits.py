@@ -1,0 +1,72 @@
+"""What a model card may ask for that our models do not compute: refused, never ignored."""
+
+from __future__ import annotations
+
+from cgprof.config.card_fields import CardFields
+from cgprof.config.schema import RopeConfig
+
+_QUANTISATION_KEYS = ("quantization_config", "compression_config")
+
+# key -> values that the models compute; any other is refused. Absent and null are always fine.
+_ONLY: dict[str, tuple[object, ...]] = {
+    "attention_bias": (False,),
+    "qkv_bias": (False,),
+    "hidden_act": ("silu",),
+    "partial_rotary_factor": (1,),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([],),
+    "num_shared_experts": (0,),
+    "n_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
+}
+
+
+def refuse_unsupported(fields: CardFields, rope: RopeConfig) -> None:
+    """Checks a card of a known family against what its models compute.
+
+    Raises:
+        ConfigError: The card asks for more; names the key and its value.
+    """
+    _refuse_quantisation(fields)
+    for key, allowed in _ONLY.items():
+        value = fields.card.get(key)
+        if value is not None and value not in allowed:
+            raise fields.error(
+                f"{key} is {value!r}, which is not supported; only {allowed[0]!r} is"
+            )
+    _refuse_windows(fields)
+    if rope.kind != "default":
+        factor = "" if rope.factor is None else f" by {rope.factor:g}"
+        raise fields.error(
+            f"rope scaling {rope.kind!r}{factor} is not supported; remove it and lower "
+            "max_position_embeddings to the unscaled length"
+        )
+
+
+def _refuse_windows(fields: CardFields) -> None:
+    window = fields.card.get("sliding_window")
+    if fields.card.get("use_sliding_window") and window is not None:
+        raise fields.error(f"a sliding window of {window!r} is in use, which is not supported")
+    layers = fields.card.get("layer_types") or []
+    if not isinstance(layers, list):
+        raise fields.error(f"layer_types is {layers!r}, expected a list")
+    for index, layer in enumerate(layers):
+        if layer != "full_attention":
+            raise fields.error(
+                f"layer_types[{index}] is {layer!r}; only 'full_attention' is supported"
+            )
+
+
+def _refuse_quantisation(fields: CardFields) -> None:
+    nested = {f"{key}.": value for key, value in fields.card.items() if isinstance(value, dict)}
+    for prefix, part in {"": fields.card, **nested}.items():
+        for key in _QUANTISATION_KEYS:
+            block = part.get(key)
+            if block is None:
+                continue
+            method = block.get("quant_method") if isinstance(block, dict) else None
+            if method is None:
+                problem = "names no quant_method"
+            else:
+                problem = f"asks for {method!r}, which is not supported"
+            raise fields.error(f"{prefix}{key} {problem}; supported: only unquantised cards")

@@ -1,0 +1,138 @@
+"""What a run is asked to do: frozen models, unknown keys refused, units in the names.
+
+Sizes that depend on the model card are None here and filled in by `cgprof.config.load`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cgprof.shapes import CapturePolicy
+
+Positive = Annotated[int, Field(gt=0)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TwinPolicy(StrEnum):
+    """Which plain keys stay beside the twins."""
+
+    BOTH = "both"
+    TWIN_ONLY = "twin-only"
+    BAND = "band"
+
+
+class ModelChoice(_Part):
+    """Which model card, and how it runs."""
+
+    name: str = "tiny-moe"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    batch_invariant: bool = False  # fixed tiles and no size-chosen split in our kernels
+
+
+class Limits(_Part):
+    """The scheduler's bounds; buffers are allocated once at these sizes."""
+
+    max_num_seqs: Positive = 256
+    max_num_batched_tokens: Positive = 2048
+    max_model_len: Positive = 4096
+    block_size: Positive = 16
+    num_gpu_blocks_override: Positive | None = None
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+
+
+class CaptureConfig(_Part):
+    """What to capture."""
+
+    policy: CapturePolicy = CapturePolicy.FULL
+    sizes: tuple[Positive, ...] | None = None
+    max_size: Positive | None = None
+
+
+class MicrobatchConfig(_Part):
+    """Dual batch overlap."""
+
+    enabled: bool = False
+    num_microbatches: Annotated[int, Field(ge=2)] = 2
+    decode_token_threshold: int = 32
+    prefill_token_threshold: int = 512
+    twins: TwinPolicy = TwinPolicy.BOTH
+    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+
+
+class MeasureConfig(_Part):
+    """How launches are timed."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    context_len: Positive = 64
+    warmup: Annotated[int, Field(ge=0)] = 2
+    min_samples: Annotated[int, Field(ge=5)] = 10
+    max_samples: Positive = 50
+    max_seconds_per_key: Annotated[float, Field(gt=0)] = 2.0
+    relative_noise: Annotated[float, Field(gt=0)] = 0.03  # stop when IQR / median falls below
+    round_robin_rounds: Annotated[int, Field(ge=0)] = 10
+
+
+class AccuracyConfig(_Part):
+    """Which parity legs run, and at which contexts."""
+
+    parity: bool = True
+    contexts: tuple[Positive, ...] = (1, 15, 16, 17, 257, 4096)  # clipped to max_model_len
+    long_context_keys: Annotated[int, Field(ge=0)] = (
+        2  # on a CPU, keys that also see the longest ones
+    )
+
+
+class RunConfig(_Part):
+    """Everything that decides what a run does; its fingerprint names the run."""
+
+    model: ModelChoice = ModelChoice()
+    limits: Limits = Limits()
+    capture: CaptureConfig = CaptureConfig()
+    microbatch: MicrobatchConfig = MicrobatchConfig()
+    measure: MeasureConfig = MeasureConfig()
+    accuracy: AccuracyConfig = AccuracyConfig()
+    seed: int = 0
+
+
+class RopeConfig(_Part):
+    """Rotary embedding; `kind` 'default' has no scaling."""
+
+    kind: str = "default"
+    theta: float = 10000.0
+    factor: float | None = None
+
+
+class ModelConfig(_Part):
+    """A model card in one spelling. Dense when `num_experts` is 0."""
+
+    name: str
+    family: Literal["qwen3", "qwen3_moe"]
+    num_layers: Positive
+    hidden_size: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_dim: Positive
+    ffn_size: int  # of dense layers
+    vocab_size: Positive
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn_size: int = 0
+    norm_topk: bool = True
+    qk_norm: bool = True
+    rope: RopeConfig = RopeConfig()
+    tied_embeddings: bool = False
+    max_positions: Positive
+    norm_eps: float = 1e-6
+    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
+    sources: dict[str, str] = {}  # field -> where in the card it came from, or "assumed: ..."
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether feed-forward layers are made of experts."""
+        return self.num_experts > 0

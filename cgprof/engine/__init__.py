@@ -1,0 +1,1 @@
+"""The engine: scheduler, step phases, sampler, and the worker that builds them."""

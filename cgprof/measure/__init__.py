@@ -1,0 +1,1 @@
+"""Clocks, memory readings and the loop that profiles a captured graph."""

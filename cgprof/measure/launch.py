@@ -1,0 +1,167 @@
+"""Times the stages of steps in the engine's own loop: decide, prepare, launch, finish, wait.
+
+Each step waits for its tokens, so that the next launch finds an idle device. Only clock reads and
+device marks stand between the stages; everything else happens between steps.
+"""
+
+from __future__ import annotations
+
+import gc
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cgprof.measure.clock import Clock
+from cgprof.measure.samples import Samples
+from cgprof.measure.stopping import CountRule, StoppingRule
+from cgprof.shapes import StepDecision
+from cgprof.stats.quantiles import median
+
+if TYPE_CHECKING:
+    from cgprof.engine.step import StepRunner
+    from cgprof.engine.types import Step
+
+_MARKS = 8  # around decide and prepare (3), launch (2), finish and wait (3)
+_OVERHEAD_STEPS = 501
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A step and what it is forced to run as; None leaves the choice to the engine."""
+
+    step: Step
+    decision: StepDecision | None = None
+
+
+def sample_steps(
+    runner: StepRunner,
+    step: Step,
+    clock: Clock,
+    rule: StoppingRule,
+    *,
+    decision: StepDecision | None = None,
+    warmup: int = 0,
+) -> Samples:
+    """Returns the samples of one step, run again and again until the rule ends the series.
+
+    A forced `decision` replaces the engine's answer; deciding is timed all the same. `warmup`
+    steps run before and are thrown away.
+    """
+    turn = Turn(step=step, decision=decision)
+    series = _Series(clock)
+    with _no_collection():
+        for _ in range(warmup):
+            _Series(clock).run(runner, turn)
+        clock.synchronize()
+        start_ns = clock.read_ns()
+        while not rule.add(series.run(runner, turn), (clock.read_ns() - start_ns) / 1e9):
+            pass
+    return series.samples(rule.stopped_by)
+
+
+def round_robin(
+    runner: StepRunner, turns: Sequence[Turn], clock: Clock, rounds: int
+) -> tuple[Samples, ...]:
+    """Returns the samples of each turn, all turns taken one after another, `rounds` times.
+
+    One round before the first is thrown away.
+    """
+    series = [_Series(clock) for _ in turns]
+    rule = CountRule(rounds)
+    with _no_collection():
+        for turn in turns:
+            _Series(clock).run(runner, turn)
+        clock.synchronize()
+        for _ in range(rounds):
+            for turn, one in zip(turns, series, strict=True):
+                one.run(runner, turn)
+            rule.add(0, 0.0)
+    return tuple(one.samples(rule.stopped_by) for one in series)
+
+
+def recording_overhead_ns(clock: Clock) -> int:
+    """Returns what the timing calls of one step cost: the median of steps without stages."""
+    series = _Series(clock)
+    costs = np.zeros(_OVERHEAD_STEPS, np.int64)
+    with _no_collection():
+        for index in range(_OVERHEAD_STEPS):
+            start_ns = clock.read_ns()
+            series.run_empty()
+            costs[index] = clock.read_ns() - start_ns
+            clock.synchronize()
+    return median(costs)
+
+
+class _Series:
+    """The marks of one series of steps, flat in one array."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._read = clock.read_ns
+        self._marks = array("q")
+        self._device_ns = array("q")
+
+    def run(self, runner: StepRunner, turn: Turn) -> int:
+        """Runs one step and returns its launch time."""
+        step, mark, read = turn.step, self._marks.append, self._read
+        mark(read())
+        decided = runner.decide(step)
+        mark(read())
+        decision = turn.decision or decided
+        prepared = runner.prepare(step, decision)
+        mark(read())
+        self._clock.begin_span()
+        mark(read())
+        hidden = runner.launch(prepared)
+        mark(read())
+        self._clock.end_span()
+        mark(read())
+        pending = runner.finish(prepared, hidden)
+        mark(read())
+        pending.wait()
+        mark(read())
+        device_ns = self._clock.span_ns()
+        if device_ns is not None:
+            self._device_ns.append(device_ns)
+        return self._marks[-4] - self._marks[-5]
+
+    def run_empty(self) -> None:
+        """Makes the timing calls of one step, with no stage between them."""
+        mark, read = self._marks.append, self._read
+        for _ in range(3):
+            mark(read())
+        self._clock.begin_span()
+        for _ in range(2):
+            mark(read())
+        self._clock.end_span()
+        for _ in range(3):
+            mark(read())
+
+    def samples(self, stopped_by: str) -> Samples:
+        """Returns the stages' times."""
+        marks = np.array(self._marks, np.int64).reshape(-1, _MARKS)
+        return Samples(
+            decide_ns=marks[:, 1] - marks[:, 0],
+            prepare_ns=marks[:, 2] - marks[:, 1],
+            launch_ns=marks[:, 4] - marks[:, 3],
+            finish_ns=marks[:, 6] - marks[:, 5],
+            wait_ns=marks[:, 7] - marks[:, 6],
+            device_ns=np.array(self._device_ns, np.int64) if self._device_ns else None,
+            stopped_by=stopped_by,
+        )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keeps the garbage collector out of the samples, and leaves it as it was."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

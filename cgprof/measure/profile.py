@@ -1,0 +1,237 @@
+"""The loop over the plan: captures with memory readings around them, then launches per key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cgprof.errors import CaptureError, MicrobatchError, ReplayError
+from cgprof.measure.accounting import DeviceReading, graph_memory, witness
+from cgprof.measure.clock import Clock
+from cgprof.measure.launch import Turn, round_robin, sample_steps
+from cgprof.measure.memory import MemoryReader
+from cgprof.measure.nvml import NvmlDevice
+from cgprof.measure.stopping import CountRule, NoiseRule
+from cgprof.measure.warnings import (
+    MeasureWarning,
+    launch_warnings,
+    memory_warnings,
+    throttle_warnings,
+)
+from cgprof.record.samples import SampleSink
+from cgprof.record.types import GraphMemory, GraphRecord, MemoryTotals, MemoryWitness
+from cgprof.shapes import GraphKey
+
+if TYPE_CHECKING:
+    from cgprof.engine.worker import Engine
+    from cgprof.graphs.manager import CapturedGraph
+
+Progress = Callable[[GraphKey], None]
+
+TAPE_ARENA = "arena"
+
+
+@dataclass(slots=True, kw_only=True)
+class CapturePoints:
+    """Readings around the two halves of the plan, filled by `capture_keys`; None on the CPU."""
+
+    start: DeviceReading | None = None
+    after_plain: DeviceReading | None = None
+    after_twins: DeviceReading | None = None
+
+
+def stream_names(engine: Engine) -> dict[int, str]:
+    """Returns the names of the engine's streams by CUDA handle; empty on the CPU."""
+    named = ((engine.compute_stream, "compute"), (engine.comm_stream, "communication"))
+    return {stream.cuda_stream: name for stream, name in named if stream is not None}
+
+
+def capture_keys(
+    engine: Engine, reader: MemoryReader, points: CapturePoints, progress: Progress
+) -> Iterator[GraphRecord]:
+    """Captures the plan in its order and yields one record a key; `progress` is called before each.
+
+    A key that fails yields a record with its failure, and the next key is captured.
+    """
+    before = points.start = points.after_plain = points.after_twins = reader.read()
+    for key in engine.plan.keys:
+        progress(key)
+        record, before = _capture(engine, reader, key, before)
+        points.after_twins = before
+        if not key.is_twin:
+            points.after_plain = before
+        yield record
+
+
+def memory_totals(
+    engine: Engine, points: CapturePoints, records: Sequence[GraphRecord]
+) -> MemoryTotals:
+    """Returns the growth over the plain keys and over the twins, and what stands beside it."""
+    plain = _total(points.start, points.after_plain, [r for r in records if not r.key.is_twin])
+    twins = _total(points.after_plain, points.after_twins, [r for r in records if r.key.is_twin])
+    return MemoryTotals(
+        source="tape-arena" if points.start is None else "device",
+        outputs_bytes=engine.output.nbytes,
+        plain_bytes=_headline(plain),
+        twin_bytes=_headline(twins),
+        plain_witness=plain,
+        twin_witness=twins,
+        kv_cache_bytes=engine.kv_cache.nbytes,
+        weights_bytes=engine.weights_bytes,
+    )
+
+
+def profile_key(
+    engine: Engine,
+    record: GraphRecord,
+    clock: Clock,
+    sink: SampleSink,
+    nvml: NvmlDevice | None = None,
+) -> GraphRecord:
+    """Returns the record with its launch times: eager, the first replay, then hot replays.
+
+    All three run the same requests at the same padding. A record of a failed capture, and one
+    whose replay is refused or whose microbatch raises, comes back with its failure.
+    """
+    if record.failure is not None:
+        return record
+    try:
+        return _profile(engine, record, clock, sink, nvml)
+    except (ReplayError, MicrobatchError) as error:
+        return record.model_copy(update={"failure": str(error)})
+
+
+def profile_round_robin(
+    engine: Engine, records: Sequence[GraphRecord], clock: Clock, sink: SampleSink
+) -> list[GraphRecord]:
+    """Returns the records with the launch times of replays that take turns, key after key."""
+    rounds = engine.config.measure.round_robin_rounds
+    ready = [record for record in records if record.failure is None]
+    if not rounds or not ready:
+        return list(records)
+    turns = [
+        Turn(step=engine.live_step(record.key), decision=engine.decision_for(record.key))
+        for record in ready
+    ]
+    series = round_robin(engine.runner, turns, clock, rounds)
+    by_key = {record.key: samples for record, samples in zip(ready, series, strict=True)}
+    done = []
+    for record in records:
+        samples = by_key.get(record.key)
+        if samples is None:
+            done.append(record)
+            continue
+        sink.append(record.label, "round-robin", samples.columns())
+        update = {
+            "round_robin": samples.stats(),
+            "replays": engine.graphs.captured[record.key].replays,
+        }
+        done.append(record.model_copy(update=update))
+    return done
+
+
+def _capture(
+    engine: Engine, reader: MemoryReader, key: GraphKey, before: DeviceReading | None
+) -> tuple[GraphRecord, DeviceReading | None]:
+    """One key's record, and the reading after it."""
+    marks: dict[str, DeviceReading] = {}
+
+    def mark(name: str) -> None:
+        reading = reader.read_between()
+        if reading is not None:
+            marks[name] = reading
+
+    try:
+        captured = engine.capture(key, mark)
+    except CaptureError as error:
+        return GraphRecord(key=key, label=str(key), failure=str(error)), reader.read()
+    after = reader.read()
+    if before is None or after is None:
+        memory, seen, doubts = _tape_memory(captured)
+    else:
+        memory = graph_memory(before, marks, after)
+        seen, doubts = witness(before, after), memory_warnings(memory, before, after)
+    record = GraphRecord(
+        key=key,
+        label=str(key),
+        capture_ns=captured.capture_ns,
+        instantiate_ns=captured.instantiate_ns,
+        nodes=dict(captured.recording.nodes),
+        memory=memory,
+        witness=seen,
+        warnings=tuple(str(doubt) for doubt in doubts),
+    )
+    return record, after
+
+
+def _tape_memory(
+    captured: CapturedGraph,
+) -> tuple[GraphMemory, MemoryWitness, list[MeasureWarning]]:
+    """A tape's own accounting: the growth of the arena that all tapes share."""
+    grown = captured.recording.pool_bytes
+    memory = GraphMemory(pool_by_stream={TAPE_ARENA: grown})
+    return memory, MemoryWitness(allocator_bytes=grown), []
+
+
+def _profile(
+    engine: Engine,
+    record: GraphRecord,
+    clock: Clock,
+    sink: SampleSink,
+    nvml: NvmlDevice | None,
+) -> GraphRecord:
+    config, key = engine.config.measure, record.key
+    step = engine.live_step(key)
+    experts_hit = engine.expert_usage(step)
+    eager = sample_steps(
+        engine.runner,
+        step,
+        clock,
+        NoiseRule.from_config(config),
+        decision=engine.decision_for(key.as_eager()),
+        warmup=config.warmup,
+    )
+    sink.append(record.label, "eager", eager.columns())
+    engine.graphs.poison(key)
+    replay = engine.decision_for(key)
+    first = sample_steps(engine.runner, step, clock, CountRule(1), decision=replay)
+    sink.append(record.label, "first", first.columns())
+    hot = sample_steps(
+        engine.runner,
+        step,
+        clock,
+        NoiseRule.from_config(config),
+        decision=replay,
+        warmup=config.warmup,
+    )
+    sink.append(record.label, "hot", hot.columns())
+    first_replay_ns = int(first.launch_ns[0])
+    eager_stats, hot_stats = eager.stats(), hot.stats()
+    doubts = [
+        *launch_warnings(eager_stats, hot_stats, first_replay_ns, config.relative_noise),
+        *throttle_warnings(() if nvml is None else nvml.slowdowns()),
+    ]
+    return record.model_copy(
+        update={
+            "eager": eager_stats,
+            "replay": hot_stats,
+            "first_replay_ns": first_replay_ns,
+            "experts_hit": experts_hit,
+            "replays": engine.graphs.captured[key].replays,
+            "warnings": record.warnings + tuple(str(doubt) for doubt in doubts),
+        }
+    )
+
+
+def _total(
+    before: DeviceReading | None, after: DeviceReading | None, records: Sequence[GraphRecord]
+) -> MemoryWitness:
+    if before is not None and after is not None:
+        return witness(before, after)
+    arena = sum(record.memory.pool_bytes for record in records if record.memory is not None)
+    return MemoryWitness(allocator_bytes=arena)
+
+
+def _headline(seen: MemoryWitness) -> int:
+    return seen.allocator_bytes if seen.device_delta_bytes is None else seen.device_delta_bytes

@@ -1,0 +1,65 @@
+"""The samples of a series, one array a stage, and their summary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cgprof.record.types import LaunchStats, StageStats
+from cgprof.stats.quantiles import (
+    IntSamples,
+    count_outliers,
+    interquartile_range,
+    median,
+    percentile_95,
+    relative_noise,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """One row a step; all arrays have one length. `device_ns` is None without a device."""
+
+    decide_ns: IntSamples
+    prepare_ns: IntSamples
+    launch_ns: IntSamples
+    finish_ns: IntSamples
+    wait_ns: IntSamples
+    device_ns: IntSamples | None
+    stopped_by: str
+
+    def columns(self) -> dict[str, IntSamples | None]:
+        """Returns the arrays by column name."""
+        return {
+            "decide_ns": self.decide_ns,
+            "prepare_ns": self.prepare_ns,
+            "launch_ns": self.launch_ns,
+            "finish_ns": self.finish_ns,
+            "wait_ns": self.wait_ns,
+            "device_ns": self.device_ns,
+        }
+
+    def stats(self) -> StageStats:
+        """Returns the summary of each stage."""
+        by = self.stopped_by
+        return StageStats(
+            decide=launch_stats(self.decide_ns, by),
+            prepare=launch_stats(self.prepare_ns, by),
+            launch=launch_stats(self.launch_ns, by),
+            finish=launch_stats(self.finish_ns, by),
+            wait=launch_stats(self.wait_ns, by),
+            device=None if self.device_ns is None else launch_stats(self.device_ns, by),
+        )
+
+
+def launch_stats(samples: IntSamples, stopped_by: str) -> LaunchStats:
+    """Returns the summary of one stage's samples [n], n at least one."""
+    return LaunchStats(
+        count=samples.size,
+        median_ns=median(samples),
+        iqr_ns=interquartile_range(samples),
+        p95_ns=percentile_95(samples),
+        min_ns=int(samples.min()),
+        outliers=count_outliers(samples),
+        noise=relative_noise(samples),
+        stopped_by=stopped_by,
+    )

@@ -1,0 +1,225 @@
+"""Where to cut a step, and each microbatch's view of it.
+
+Tokens are cut at fixed places of the padded size, so a request may straddle a cut. Everything a
+microbatch sees is a view, save query starts and lengths, which it keeps in buffers of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cgprof.batch.context import AttentionMetadata, ForwardContext, Handoff, InputBatch
+from cgprof.batch.request import IntArray
+from cgprof.errors import MicrobatchError
+from cgprof.shapes import BatchShape, GraphKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """One part of a step: which tokens, and which requests have a token among them."""
+
+    index: int
+    req_slice: slice
+    token_slice: slice
+    num_real_tokens: int
+
+    @property
+    def num_reqs(self) -> int:
+        """Rows of this microbatch, padding rows included."""
+        return int(self.req_slice.stop - self.req_slice.start)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of this microbatch, padding included."""
+        return int(self.token_slice.stop - self.token_slice.start)
+
+
+def cut(query_lens: IntArray, key: GraphKey, num_reqs: int) -> tuple[Microbatch, ...]:
+    """Returns the parts of a step whose real requests have `query_lens` [r].
+
+    Cuts lie at multiples of `key.num_tokens // key.num_microbatches`; the last part takes the rest
+    and all padding rows. A part wholly in padding holds the last request with no token.
+    Under a uniform key padding rows are laid out like real ones: the request split, which a graph
+    freezes, depends on the key alone.
+
+    Args:
+        query_lens: [r].
+        key: The padded size and how many parts.
+        num_reqs: Requests padded, R; the key's own when it has them.
+
+    Raises:
+        MicrobatchError: The batch lies outside the key, or there are fewer tokens than parts.
+    """
+    num_tokens, count = key.num_tokens, key.num_microbatches
+    num_real = int(query_lens.sum())
+    if len(query_lens) > num_reqs or num_real > num_tokens:
+        raise MicrobatchError(
+            count - 1,
+            f"{len(query_lens)} requests of {num_real} tokens do not fit the padded "
+            f"{num_reqs} requests of {num_tokens} tokens",
+        )
+    width = num_tokens // count
+    if not width:
+        raise MicrobatchError(count - 1, f"{num_tokens} tokens cannot be cut into {count} parts")
+    begins = [index * width for index in range(count)]
+    ends = [*begins[1:], num_tokens]
+    starts = _request_starts(query_lens, key, num_reqs)
+    firsts = np.maximum(np.searchsorted(starts, begins, side="right") - 1, 0).tolist()
+    stops = np.searchsorted(starts, ends, side="left").tolist()
+    stops[-1] = num_reqs
+    return tuple(
+        Microbatch(
+            index=index,
+            req_slice=slice(firsts[index], stops[index]),
+            token_slice=slice(begins[index], ends[index]),
+            num_real_tokens=_clamp(num_real - begins[index], ends[index] - begins[index]),
+        )
+        for index in range(count)
+    )
+
+
+def fill(
+    microbatches: Sequence[Microbatch],
+    query_start_loc: IntArray,
+    seq_lens: IntArray,
+    split_query_start_loc: IntArray,
+    split_seq_lens: IntArray,
+) -> None:
+    """Writes each microbatch's query starts and lengths, whole rows, from those of the step.
+
+    A request that goes on in a later microbatch is as long as its tokens so far; tokens of an
+    earlier microbatch are in the KV cache by then and count.
+
+    Args:
+        microbatches: From `cut`.
+        query_start_loc: [R+1], flat over padding rows.
+        seq_lens: [R], 0 in padding rows.
+        split_query_start_loc: [M, R+1], written.
+        split_seq_lens: [M, R], written.
+
+    Raises:
+        MicrobatchError: A microbatch does not fit its buffers.
+    """
+    for part in microbatches:
+        _check_fits(part, split_query_start_loc.shape, split_seq_lens.shape)
+        first, stop, rows = part.req_slice.start, part.req_slice.stop, part.num_reqs
+        starts, lens = split_query_start_loc[part.index], split_seq_lens[part.index]
+        np.clip(
+            query_start_loc[first : stop + 1] - part.token_slice.start,
+            0,
+            part.num_tokens,
+            out=starts[: rows + 1],
+        )
+        starts[rows + 1 :] = starts[rows]
+        lens[:rows] = seq_lens[first:stop]
+        lens[rows:] = 0
+        if rows:
+            lens[rows - 1] -= max(0, int(query_start_loc[stop]) - part.token_slice.stop)
+
+
+def slice_context(
+    context: ForwardContext,
+    microbatch: Microbatch,
+    split_query_start_loc: torch.Tensor,
+    split_seq_lens: torch.Tensor,
+    handoff: Handoff,
+) -> ForwardContext:
+    """Returns a microbatch's context: views of the step's tensors and of its own buffers.
+
+    Args:
+        context: The whole step's.
+        microbatch: From `cut`.
+        split_query_start_loc: [M, R+1] on the device.
+        split_seq_lens: [M, R] on the device.
+        handoff: The microbatch's own.
+
+    Raises:
+        MicrobatchError: The microbatch reaches beyond the step's tensors or its own buffers.
+    """
+    batch, attention = context.batch, context.attention
+    tokens, reqs, rows = microbatch.token_slice, microbatch.req_slice, microbatch.num_reqs
+    _check_fits(microbatch, split_query_start_loc.shape, split_seq_lens.shape)
+    held_tokens = min(batch.input_ids.shape[0], attention.slot_mapping.shape[0])
+    held_reqs = attention.block_table.shape[0]
+    if tokens.stop > held_tokens or reqs.stop > held_reqs:
+        raise MicrobatchError(
+            microbatch.index,
+            f"needs tokens to {tokens.stop} and requests to {reqs.stop}, the step has "
+            f"{held_tokens} and {held_reqs}",
+        )
+    uniform = batch.padded.uniform_query_len
+    return ForwardContext(
+        batch=InputBatch(
+            shape=_slice_shape(batch.shape, microbatch),
+            padded=_slice_key(batch.padded, microbatch),
+            input_ids=batch.input_ids[tokens],
+            positions=batch.positions[tokens],
+            is_padding=batch.is_padding[tokens],
+        ),
+        attention=AttentionMetadata(
+            query_start_loc=split_query_start_loc[microbatch.index, : rows + 1],
+            seq_lens=split_seq_lens[microbatch.index, :rows],
+            block_table=attention.block_table[reqs],
+            slot_mapping=attention.slot_mapping[tokens],
+            max_query_len=uniform or min(attention.max_query_len, microbatch.num_tokens),
+            max_seq_len=attention.max_seq_len,
+        ),
+        tokens_per_rank=tuple(
+            _clamp(count - tokens.start, microbatch.num_tokens) for count in context.tokens_per_rank
+        ),
+        handoff=handoff,
+    )
+
+
+def _request_starts(query_lens: IntArray, key: GraphKey, num_reqs: int) -> IntArray:
+    """First token of each real request, or of each padded one under a uniform key."""
+    if key.uniform_query_len is None:
+        return np.cumsum(query_lens, dtype=np.int32) - query_lens
+    if (query_lens != key.uniform_query_len).any():
+        raise MicrobatchError(
+            0, f"query lengths {sorted(set(query_lens.tolist()))} do not all fit key {key}"
+        )
+    return np.arange(num_reqs, dtype=np.int32) * np.int32(key.uniform_query_len)
+
+
+def _check_fits(part: Microbatch, starts: Sequence[int], lens: Sequence[int]) -> None:
+    """Refuses a microbatch whose row, [M, R+1] and [M, R], does not exist or is too short."""
+    microbatches, reqs = min(starts[0], lens[0]), min(starts[1] - 1, lens[1])
+    if part.index >= microbatches or part.num_reqs > reqs:
+        raise MicrobatchError(
+            part.index,
+            f"{part.num_reqs} requests do not fit the buffers of {microbatches} microbatches "
+            f"of {reqs} requests",
+        )
+
+
+def _slice_shape(shape: BatchShape, part: Microbatch) -> BatchShape:
+    """The real part of a microbatch; prefills are the last of a step's requests."""
+    first, stop = part.req_slice.start, min(part.req_slice.stop, shape.num_reqs)
+    if not part.num_real_tokens:
+        stop = first
+    return BatchShape(
+        num_reqs=stop - first,
+        num_tokens=part.num_real_tokens,
+        max_query_len=min(shape.max_query_len, part.num_real_tokens),
+        num_prefills=max(0, stop - max(first, shape.num_reqs - shape.num_prefills)),
+    )
+
+
+def _slice_key(key: GraphKey, part: Microbatch) -> GraphKey:
+    uniform = key.uniform_query_len
+    whole = uniform is not None and uniform * part.num_reqs == part.num_tokens
+    return GraphKey(
+        mode=key.mode,
+        num_tokens=part.num_tokens,
+        num_reqs=None if key.num_reqs is None else part.num_reqs,
+        uniform_query_len=uniform if whole else None,
+    )
+
+
+def _clamp(value: int, high: int) -> int:
+    return max(0, min(value, high))

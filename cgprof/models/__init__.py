@@ -1,0 +1,1 @@
+"""Decoder models built from a model card."""

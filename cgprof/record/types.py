@@ -1,0 +1,218 @@
+"""The records of a run. Times are integers of ns, memory of bytes; what was not read is None.
+
+Three kinds of number never mix: a sample (one step, a row of replays.parquet), its summary
+(`LaunchStats`), and the record of a key (`GraphRecord`), which a report shows as one line.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from cgprof.config.schema import ModelConfig, RunConfig
+from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey
+
+SCHEMA_VERSION = 1
+NonNegative = Annotated[int, Field(ge=0)]
+
+
+class Record(BaseModel):
+    """Base of all records: frozen, unknown keys refused, never NaN or infinity in JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class LaunchStats(Record):
+    """Summary of the samples of one stage. `noise` is IQR over median, None below five samples."""
+
+    count: NonNegative
+    median_ns: NonNegative
+    iqr_ns: NonNegative
+    p95_ns: NonNegative
+    min_ns: NonNegative
+    outliers: NonNegative
+    noise: float | None
+    stopped_by: str
+
+
+class StageStats(Record):
+    """A step's stages, each apart. `launch` runs from the first to the last enqueue."""
+
+    decide: LaunchStats
+    prepare: LaunchStats
+    launch: LaunchStats
+    finish: LaunchStats
+    wait: LaunchStats
+    device: LaunchStats | None = None  # by device events around launch
+
+
+class MemoryWitness(Record):
+    """Three views of the same growth; never added up. Device views are None without a GPU."""
+
+    allocator_bytes: int
+    device_delta_bytes: int | None = None
+    nvml_delta_bytes: int | None = None
+    nvml_note: str | None = None  # why the NVML view is missing or doubtful
+
+
+class GraphMemory(Record):
+    """Parts of a growth, each measured by itself. `rest` is the device delta minus the parts."""
+
+    pool_by_stream: dict[str, int]
+    instantiate_bytes: int | None = None  # device memory taken by instantiate and upload
+    outputs_bytes: NonNegative = 0
+    workspaces: dict[str, int] = {}  # "thread/stream" -> bytes
+    rest_bytes: int | None = None
+
+    @property
+    def pool_bytes(self) -> int:
+        """Growth of the graph pool over all streams."""
+        return sum(self.pool_by_stream.values())
+
+
+class ParityResult(Record):
+    """One leg of parity for one key. Without a replay there is no verdict."""
+
+    leg: Literal["replay-eager", "step-reference", "poisoned-padding"]
+    passed: bool | None  # None: not verified
+    bitwise_equal: bool
+    max_abs_diff: float | None = None  # None when something is not finite
+    tolerance: float | None = None  # None: bitwise is asked
+    floor: float | None = None  # measured difference of two eager sizes
+    nonfinite: NonNegative = 0
+    tokens_compared: NonNegative = 0
+    tokens_different: NonNegative = 0  # greedy tokens
+    replays: NonNegative = 0
+    cases: tuple[str, ...] = ()  # what was varied: contexts, request mixes
+    note: str = ""
+
+
+class GraphRecord(Record):
+    """All that is known of one captured key; one line of the report."""
+
+    key: GraphKey
+    label: str
+    capture_ns: NonNegative | None = None
+    instantiate_ns: NonNegative | None = None
+    nodes: dict[str, int] = {}  # kind -> count; "kernel" is what launches work
+    memory: GraphMemory | None = None
+    witness: MemoryWitness | None = None
+    eager: StageStats | None = None
+    replay: StageStats | None = None  # the same key again and again (hot)
+    round_robin: StageStats | None = None  # keys in turn
+    first_replay_ns: NonNegative | None = None
+    experts_hit: float | None = None  # distinct experts that a layer runs, mean over layers
+    parity: tuple[ParityResult, ...] = ()
+    replays: NonNegative = 0
+    warnings: tuple[str, ...] = ()
+    failure: str | None = None
+
+
+class MemoryTotals(Record):
+    """Growth over the whole capture, plain keys first. The headline is the device delta."""
+
+    source: Literal["device", "tape-arena"]
+    outputs_bytes: NonNegative
+    plain_bytes: int
+    twin_bytes: int
+    plain_witness: MemoryWitness
+    twin_witness: MemoryWitness
+    kv_cache_bytes: NonNegative
+    weights_bytes: NonNegative
+
+
+class DecisionCount(Record):
+    """How often a step ran as one key for one reason."""
+
+    label: str
+    reason: DecisionReason
+    count: NonNegative
+    eager_split: bool = False
+
+
+class RankRecord(Record):
+    """One rank's graphs."""
+
+    rank: NonNegative = 0
+    graphs: tuple[GraphRecord, ...] = ()
+    decisions: tuple[DecisionCount, ...] = ()
+    totals: MemoryTotals | None = None
+
+
+class SkippedKey(Record):
+    """A key that was considered and not planned."""
+
+    key: GraphKey
+    label: str
+    reason: str
+
+
+class PlanRecord(Record):
+    """The plan as it was printed, with what became of the policy that was asked for."""
+
+    requested_policy: CapturePolicy
+    policy: CapturePolicy
+    policy_reason: str = ""
+    labels: tuple[str, ...]
+    skipped: tuple[SkippedKey, ...] = ()
+    uncovered_batches: tuple[int, ...] = ()  # decode request counts that no key covers
+    fingerprint: str
+
+
+class Device(Record):
+    """What `measure.nvml` and torch say of one device."""
+
+    index: NonNegative
+    name: str
+    uuid: str | None = None
+    total_bytes: NonNegative | None = None
+    compute_capability: str | None = None
+    driver: str | None = None
+    note: str | None = None
+
+
+class Environment(Record):
+    """What ran where."""
+
+    cgprof: str
+    python: str
+    torch: str
+    triton: str | None = None
+    cuda: str | None = None
+    hostname: str
+    platform: str
+    cpu: str | None = None
+    device: Device | None = None
+    variables: dict[str, str] = {}
+
+
+class Failure(Record):
+    """Something that went wrong and did not end the run."""
+
+    where: str
+    error: str
+    message: str
+
+
+class RunRecord(Record):
+    """A whole run."""
+
+    schema_version: int = SCHEMA_VERSION
+    run_id: str
+    status: Literal["partial", "complete", "failed"]
+    recorder: Literal["cuda", "tape"]
+    started_at: str  # ISO 8601, UTC
+    config: RunConfig
+    config_fingerprint: str
+    model: ModelConfig
+    plan: PlanRecord
+    environment: Environment
+    timer_floor_ns: NonNegative | None = None
+    recording_overhead_ns: NonNegative | None = None
+    process_seconds: dict[
+        str, float
+    ] = {}  # "start to first captured key", "capture of plain keys", ...
+    notes: tuple[str, ...] = ()
+    ranks: tuple[RankRecord, ...] = ()
+    failures: tuple[Failure, ...] = ()

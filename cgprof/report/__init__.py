@@ -1,0 +1,1 @@
+"""Tables, figures and comparisons made from run folders."""

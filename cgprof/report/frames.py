@@ -1,0 +1,157 @@
+"""Run folders as DataFrames, for notebooks and figures. Units are in the names of the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from cgprof.record.store import read_run, read_samples
+from cgprof.record.types import GraphRecord, LaunchStats, RunRecord, StageStats
+from cgprof.report.headline import graph_memory, key_memory_bytes
+from cgprof.report.layout import Cell, ratio
+from cgprof.report.parity import LEGS, key_verdict, leg_verdict
+from cgprof.shapes import GraphKey, RuntimeMode
+
+_INTEGERS = ("_ns", "_bytes", "num_reqs", "uniform_query_len", "nodes")
+_FLOATS = ("_ratio", "experts_hit")
+_NO_GRAPH = GraphRecord(key=GraphKey(mode=RuntimeMode.NONE, num_tokens=0), label="")
+
+
+def graphs_frame(record: RunRecord) -> pd.DataFrame:
+    """Returns one row a key and rank, in capture order; what was not measured is NA."""
+    rows = [
+        {"rank": rank.rank, **_graph_row(record, graph)}
+        for rank in record.ranks
+        for graph in rank.graphs
+    ]
+    columns = ["rank", *_graph_row(record, _NO_GRAPH)]
+    return _typed(pd.DataFrame(rows, columns=columns))
+
+
+def samples_frame(path: str | Path) -> pd.DataFrame:
+    """Returns one row a timed step of a run folder, as the store keeps them.
+
+    Raises:
+        RecordError: the folder is unreadable.
+    """
+    return read_samples(Path(path))
+
+
+def runs_frame(paths: Iterable[str | Path]) -> pd.DataFrame:
+    """Returns one row a run folder.
+
+    Raises:
+        RecordError: a folder is unreadable.
+    """
+    return _typed(pd.DataFrame([_run_row(Path(path)) for path in paths]))
+
+
+def _graph_row(record: RunRecord, graph: GraphRecord) -> dict[str, Cell]:
+    key = graph.key
+    return {
+        "label": graph.label,
+        "kind": "twin" if key.is_twin else "plain",
+        "recorder": record.recorder,
+        "mode": key.mode.name,
+        "num_tokens": key.num_tokens,
+        "num_reqs": key.num_reqs,
+        "uniform_query_len": key.uniform_query_len,
+        "num_microbatches": key.num_microbatches,
+        "kernel_nodes": graph.nodes.get("kernel"),
+        "nodes": sum(graph.nodes.values()) if graph.nodes else None,
+        **_times(graph),
+        **_memory(record, graph),
+        "experts_hit": graph.experts_hit,
+        "parity": None if graph.failure else key_verdict(graph),
+        **{f"parity_{leg.replace('-', '_')}": _leg_word(graph, leg) for leg in LEGS},
+        "replays": graph.replays,
+        "warnings": "; ".join(graph.warnings) or None,
+        "failure": graph.failure,
+    }
+
+
+def _times(graph: GraphRecord) -> dict[str, Cell]:
+    eager, hot = _medians(graph.eager), _medians(graph.replay)
+    return {
+        "eager_launch_ns": eager["launch"],
+        "replay_launch_ns": hot["launch"],
+        "launch_ratio": ratio(eager["launch"], hot["launch"]),
+        "round_robin_launch_ns": _medians(graph.round_robin)["launch"],
+        "first_replay_ns": graph.first_replay_ns,
+        "decide_ns": hot["decide"],
+        "prepare_ns": hot["prepare"],
+        "finish_ns": hot["finish"],
+        "wait_ns": hot["wait"],
+        "device_ns": hot["device"],
+        "eager_device_ns": eager["device"],
+        "capture_ns": graph.capture_ns,
+        "instantiate_ns": graph.instantiate_ns,
+    }
+
+
+def _memory(record: RunRecord, graph: GraphRecord) -> dict[str, Cell]:
+    parts, witness = graph.memory, graph.witness
+    return {
+        "memory_bytes": key_memory_bytes(record, graph),
+        "pool_bytes": parts.pool_bytes if parts else None,
+        "instantiate_bytes": parts.instantiate_bytes if parts else None,
+        "outputs_bytes": parts.outputs_bytes if parts else None,
+        "workspaces_bytes": sum(parts.workspaces.values()) if parts else None,
+        "rest_bytes": parts.rest_bytes if parts else None,
+        "allocator_bytes": witness.allocator_bytes if witness else None,
+        "device_delta_bytes": witness.device_delta_bytes if witness else None,
+        "nvml_delta_bytes": witness.nvml_delta_bytes if witness else None,
+    }
+
+
+def _medians(stages: StageStats | None) -> dict[str, int | None]:
+    names = ("decide", "prepare", "launch", "finish", "wait", "device")
+    found: dict[str, int | None] = {}
+    for name in names:
+        stats: LaunchStats | None = getattr(stages, name, None)
+        found[name] = stats.median_ns if stats else None
+    return found
+
+
+def _leg_word(graph: GraphRecord, leg: str) -> str | None:
+    return next((leg_verdict(result) for result in graph.parity if result.leg == leg), None)
+
+
+def _run_row(path: Path) -> dict[str, Cell]:
+    record = read_run(path)
+    graphs = [graph for rank in record.ranks for graph in rank.graphs]
+    captured = [graph for graph in graphs if graph.failure is None]
+    memory = graph_memory(record.ranks[0]) if record.ranks else None
+    device = record.environment.device
+    return {
+        "run": path.name,
+        "run_id": record.run_id,
+        "status": record.status,
+        "recorder": record.recorder,
+        "started_at": record.started_at,
+        "model": record.model.name,
+        "requested_policy": record.plan.requested_policy.value,
+        "policy": record.plan.policy.value,
+        "microbatches": record.config.microbatch.num_microbatches
+        if record.config.microbatch.enabled
+        else 1,
+        "device": device.name if device else record.environment.cpu,
+        "torch": record.environment.torch,
+        "cuda": record.environment.cuda,
+        "planned": len(record.plan.labels),
+        "plain": sum(not graph.key.is_twin for graph in captured),
+        "twins": sum(graph.key.is_twin for graph in captured),
+        "failed": len(graphs) - len(captured),
+        "memory_source": memory.source if memory else None,
+        "plain_bytes": memory.plain_bytes if memory else None,
+        "total_bytes": memory.whole_bytes if memory else None,
+        "twins_ratio": memory.twins_ratio if memory else None,
+    }
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    types = {name: "Int64" for name in frame.columns if name.endswith(_INTEGERS)}
+    types |= {name: "float64" for name in frame.columns if name.endswith(_FLOATS)}
+    return frame.astype(types)

@@ -1,0 +1,135 @@
+"""The lines that every report repeats: graph memory, who recorded, and how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cgprof.record.types import GraphRecord, LaunchStats, RankRecord, RunRecord
+from cgprof.report.layout import format_ratio, ratio
+from cgprof.units import format_bytes, format_gib
+
+_SMALLEST_GIB = 1024**3 // 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphMemoryLine:
+    """What all graphs of a rank weigh; `total_bytes` is None without twins."""
+
+    source: str
+    plain_bytes: int
+    total_bytes: int | None
+    outputs_bytes: int
+
+    @property
+    def whole_bytes(self) -> int:
+        """Plain keys, and twins if there are any."""
+        return self.plain_bytes if self.total_bytes is None else self.total_bytes
+
+    @property
+    def twins_ratio(self) -> float | None:
+        """How many times the plain keys weigh with twins beside them; None without either."""
+        return ratio(self.total_bytes, self.plain_bytes)
+
+    def to_text(self) -> str:
+        """Returns the headline, with its source when that is not the device."""
+        label = "graph memory" if self.source == "device" else "graph memory, tape arena"
+        if self.total_bytes is None:
+            return f"{label}: {_size(self.plain_bytes)}"
+        return (
+            f"{label}: {_size(self.plain_bytes)} plain -> {_size(self.total_bytes)} with twins "
+            f"({format_ratio(self.twins_ratio)})"
+        )
+
+
+def graph_memory(rank: RankRecord) -> GraphMemoryLine | None:
+    """Returns the memory headline of a rank, or None before its totals are known."""
+    totals = rank.totals
+    if totals is None:
+        return None
+    has_twins = any(graph.key.is_twin and graph.failure is None for graph in rank.graphs)
+    return GraphMemoryLine(
+        source=totals.source,
+        plain_bytes=totals.plain_bytes,
+        total_bytes=totals.plain_bytes + totals.twin_bytes if has_twins else None,
+        outputs_bytes=totals.outputs_bytes,
+    )
+
+
+def key_memory_bytes(record: RunRecord, graph: GraphRecord) -> int | None:
+    """Returns what one key added: the device delta, or on a tape the growth of its arena."""
+    if record.recorder == "tape":
+        return graph.memory.pool_bytes if graph.memory else None
+    return graph.witness.device_delta_bytes if graph.witness else None
+
+
+def headline_lines(record: RunRecord) -> list[str]:
+    """Returns each rank's memory and step counts, and what one device cannot show of DBO."""
+    lines = []
+    for rank in record.ranks:
+        memory = graph_memory(rank)
+        prefix = f"rank {rank.rank}: " if len(record.ranks) > 1 else ""
+        if memory is not None:
+            lines.append(prefix + memory.to_text())
+        steps = _steps_line(rank)
+        if steps:
+            lines.append(prefix + steps)
+    if record.config.microbatch.enabled and len(record.ranks) <= 1:
+        lines.append("exchange is a loopback: there was nothing to hide")
+    return lines
+
+
+def recorder_line(record: RunRecord) -> str:
+    """Returns who recorded, and whose times are shown."""
+    if record.recorder == "tape":
+        return "recorder: tape, a CPU stand-in: all times are CPU stand-in times, never GPU times"
+    return "recorder: cuda: launch times are host times, device times come from device events"
+
+
+def measured_lines(record: RunRecord) -> list[str]:
+    """Returns how each number of the capture table was measured."""
+    graphs = [graph for rank in record.ranks for graph in rank.graphs]
+    samples = _median_of(
+        stages.launch
+        for graph in graphs
+        for stages in (graph.eager, graph.replay, graph.round_robin)
+        if stages is not None
+    )
+    idle = "queue empty before" if record.recorder == "tape" else "GPU idle before"
+    lines = [
+        recorder_line(record),
+        f"eager, replay, round robin: host time from first to last enqueue, {idle}, {samples}",
+        "replay: the same key again (hot); round robin: keys in turn",
+    ]
+    if record.recorder == "tape":
+        lines.append("nodes: operators on the tape; memory: growth of the tape arena by this key")
+        return lines
+    lines.append("device: device events around launch, hot replay, median")
+    lines.append(
+        "memory: device delta around capture, keys in capture order; the driver reuses its "
+        "arenas, so a later key may look free"
+    )
+    return lines
+
+
+def _median_of(stats: Iterable[LaunchStats]) -> str:
+    counts = sorted({one.count for one in stats})
+    if not counts:
+        return "no samples"
+    few, many = counts[0], counts[-1]
+    return f"median of {few} samples" if few == many else f"median of {few} to {many} samples"
+
+
+def _steps_line(rank: RankRecord) -> str:
+    reasons: dict[str, int] = {}
+    for decision in rank.decisions:
+        reasons[decision.reason.value] = reasons.get(decision.reason.value, 0) + decision.count
+    if not reasons:
+        return ""
+    split = sum(decision.count for decision in rank.decisions if decision.eager_split)
+    counted = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+    return f"steps: {counted}; eager split: {split}"
+
+
+def _size(num_bytes: int) -> str:
+    return format_gib(num_bytes) if abs(num_bytes) >= _SMALLEST_GIB else format_bytes(num_bytes)

@@ -1,0 +1,224 @@
+"""The parts of a full report, each a table: plan, keys, stages, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cgprof.record.types import GraphRecord, MemoryWitness, PlanRecord, RankRecord, StageStats
+from cgprof.report.layout import Cell, Table, one_line, show
+
+_STAGE_COLUMNS = {
+    "key": "key",
+    "phase": "phase",
+    "decide_ns": "decide",
+    "prepare_ns": "prepare",
+    "launch_ns": "launch",
+    "launch_p95_ns": "p95",
+    "launch_min_ns": "min",
+    "noise": "noise",
+    "finish_ns": "finish",
+    "wait_ns": "wait",
+    "device_ns": "device",
+    "samples": "n",
+    "stopped_by": "stopped by",
+}
+_WITNESS_COLUMNS = {
+    "allocator_bytes": "allocator",
+    "device_delta_bytes": "device delta",
+    "nvml_delta_bytes": "NVML",
+}
+
+
+def plan_table(plan: PlanRecord) -> Table:
+    """Returns the keys that were considered and not planned, and the counts of those that were."""
+    uncovered = ", ".join(_spans(plan.uncovered_batches)) or "none"
+    rows = tuple((skipped.label, one_line(skipped.reason)) for skipped in plan.skipped)
+    return Table(
+        title=f"plan: {len(plan.labels)} keys, {len(rows)} skipped",
+        columns={"key": "skipped key", "reason": "reason"},
+        rows=rows,
+        notes=(
+            f"decode batches that no key covers: {uncovered}",
+            f"fingerprint: {plan.fingerprint}",
+        ),
+    )
+
+
+def keys_table(rank: RankRecord) -> Table:
+    """Returns what making each graph took, what it holds, and how often it was replayed."""
+    columns = {
+        "key": "key",
+        "capture_ns": "capture",
+        "instantiate_ns": "instantiate",
+        "first_replay_ns": "first replay",
+        "kernel_nodes": "kernel nodes",
+        "other_nodes": "other nodes",
+        "experts_hit": "experts hit a layer",
+        "replays": "replays",
+    }
+    rows = tuple(
+        (
+            graph.label,
+            graph.capture_ns,
+            graph.instantiate_ns,
+            graph.first_replay_ns,
+            graph.nodes.get("kernel"),
+            _other_nodes(graph),
+            graph.experts_hit,
+            graph.replays,
+        )
+        for graph in rank.graphs
+    )
+    return Table(
+        title="graphs",
+        columns=columns,
+        rows=rows,
+        notes=("experts hit: distinct experts that a layer runs, mean over layers",),
+    )
+
+
+def stages_table(rank: RankRecord) -> Table:
+    """Returns one row a key and phase: the median of each stage, the spread of launch."""
+    rows = tuple(row for graph in rank.graphs for row in _stage_rows(graph))
+    return Table(
+        title="stages of a step",
+        columns=_STAGE_COLUMNS,
+        rows=rows,
+        notes=(
+            "medians; noise: IQR over median of launch, '-' below five samples; n: launch samples",
+            "stages are apart and overlap device time: never added up",
+        ),
+    )
+
+
+def memory_table(rank: RankRecord) -> Table:
+    """Returns the parts of each key's growth, and three witnesses of that growth side by side."""
+    streams = list(
+        dict.fromkeys(
+            stream
+            for graph in rank.graphs
+            if graph.memory
+            for stream in graph.memory.pool_by_stream
+        )
+    )
+    columns = {
+        "key": "key",
+        **{f"pool_{stream}_bytes": f"pool {one_line(stream)}" for stream in streams},
+        "instantiate_bytes": "instantiate+upload",
+        "outputs_bytes": "outputs",
+        "workspaces_bytes": "workspaces",
+        "rest_bytes": "rest",
+        **_WITNESS_COLUMNS,
+    }
+    return Table(
+        title="memory",
+        columns=columns,
+        rows=tuple(_memory_row(graph, streams) for graph in rank.graphs),
+        notes=(
+            "parts are each measured by themselves; rest: device delta minus the parts",
+            "allocator, device delta and NVML are three views of one growth: never added up",
+            *_workspace_notes(rank),
+            *_nvml_notes(rank),
+        ),
+    )
+
+
+def totals_table(rank: RankRecord) -> Table:
+    """Returns the growth over the whole capture by three witnesses, and what lay there before."""
+    totals = rank.totals
+    columns = {"what": "what", "headline_bytes": "headline", **_WITNESS_COLUMNS}
+    if totals is None:
+        return Table(title="memory of the run", columns=columns, rows=())
+    rows: tuple[tuple[Cell, ...], ...] = (
+        ("plain keys", totals.plain_bytes, *_witness_cells(totals.plain_witness)),
+        ("twins", totals.twin_bytes, *_witness_cells(totals.twin_witness)),
+        ("outputs, before the first capture", totals.outputs_bytes, None, None, None),
+        ("KV cache", totals.kv_cache_bytes, None, None, None),
+        ("weights", totals.weights_bytes, None, None, None),
+    )
+    source = "device delta" if totals.source == "device" else "tape arena bytes, not GPU memory"
+    return Table(
+        title="memory of the run",
+        columns=columns,
+        rows=rows,
+        notes=(f"headline of plain keys and twins: {source}",),
+    )
+
+
+def _stage_rows(graph: GraphRecord) -> Iterator[tuple[Cell, ...]]:
+    phases = (("eager", graph.eager), ("hot", graph.replay), ("round robin", graph.round_robin))
+    for phase, stages in phases:
+        if stages is not None:
+            yield (graph.label, phase, *_stage_cells(stages))
+
+
+def _stage_cells(stages: StageStats) -> tuple[Cell, ...]:
+    launch = stages.launch
+    return (
+        stages.decide.median_ns,
+        stages.prepare.median_ns,
+        launch.median_ns,
+        launch.p95_ns,
+        launch.min_ns,
+        launch.noise,
+        stages.finish.median_ns,
+        stages.wait.median_ns,
+        stages.device.median_ns if stages.device else None,
+        launch.count,
+        launch.stopped_by,
+    )
+
+
+def _memory_row(graph: GraphRecord, streams: list[str]) -> tuple[Cell, ...]:
+    parts = graph.memory
+    if parts is None:
+        return (graph.label, *[None] * (len(streams) + 4), *_witness_cells(graph.witness))
+    return (
+        graph.label,
+        *(parts.pool_by_stream.get(stream) for stream in streams),
+        parts.instantiate_bytes,
+        parts.outputs_bytes,
+        sum(parts.workspaces.values()),
+        parts.rest_bytes,
+        *_witness_cells(graph.witness),
+    )
+
+
+def _witness_cells(witness: MemoryWitness | None) -> tuple[Cell, ...]:
+    if witness is None:
+        return (None, None, None)
+    return (witness.allocator_bytes, witness.device_delta_bytes, witness.nvml_delta_bytes)
+
+
+def _workspace_notes(rank: RankRecord) -> list[str]:
+    sizes: dict[str, int] = {}
+    for graph in rank.graphs:
+        for place, num_bytes in (graph.memory.workspaces if graph.memory else {}).items():
+            sizes[place] = max(num_bytes, sizes.get(place, 0))
+    return [
+        f"largest workspace of {one_line(place)}: {show('_bytes', num_bytes)}"
+        for place, num_bytes in sizes.items()
+    ]
+
+
+def _nvml_notes(rank: RankRecord) -> list[str]:
+    witnesses = [graph.witness for graph in rank.graphs if graph.witness]
+    if rank.totals is not None:
+        witnesses += [rank.totals.plain_witness, rank.totals.twin_witness]
+    notes = dict.fromkeys(witness.nvml_note for witness in witnesses if witness.nvml_note)
+    return [f"NVML: {one_line(note)}" for note in notes]
+
+
+def _other_nodes(graph: GraphRecord) -> str | None:
+    others = [f"{count} {kind}" for kind, count in graph.nodes.items() if kind != "kernel"]
+    return ", ".join(others) or None
+
+
+def _spans(numbers: tuple[int, ...]) -> list[str]:
+    spans: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return [str(first) if first == last else f"{first}-{last}" for first, last in spans]

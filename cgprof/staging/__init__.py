@@ -1,0 +1,1 @@
+"""Host to device without a sync or an allocation."""

@@ -1,0 +1,40 @@
+"""Pinned host memory that a device copy reads: a few slots, each reused when its copy is done."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+class StagingPool:
+    """`depth` host slots of `num_bytes`; a step fills one and uploads a prefix of it.
+
+    A slot is handed out again only after the device has read it. That wait is for one copy,
+    never for the queue behind it.
+    """
+
+    def __init__(self, num_bytes: int, device: torch.device, depth: int = 4) -> None:
+        pin = device.type == "cuda"
+        self._slots = [
+            torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pin) for _ in range(depth)
+        ]
+        self._arrays: list[NDArray[np.uint8]] = [slot.numpy() for slot in self._slots]
+        self._read = [torch.cuda.Event() for _ in range(depth)] if pin else None
+        self._used = [False] * depth
+        self._next = 0
+
+    def acquire(self) -> tuple[int, NDArray[np.uint8]]:
+        """Returns a slot's index and its bytes; the bytes hold what an earlier step left."""
+        index = self._next
+        self._next = (index + 1) % len(self._slots)
+        if self._read is not None and self._used[index]:
+            self._read[index].synchronize()
+        return index, self._arrays[index]
+
+    def upload(self, index: int, num_bytes: int, target: torch.Tensor) -> None:
+        """Enqueues one copy of the slot's first `num_bytes` into `target`."""
+        target[:num_bytes].copy_(self._slots[index][:num_bytes], non_blocking=True)
+        if self._read is not None:
+            self._read[index].record()
+            self._used[index] = True

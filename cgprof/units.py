@@ -1,0 +1,40 @@
+"""Prints times and memory for people; everywhere else they are integers of ns and bytes."""
+
+from __future__ import annotations
+
+_KIB = 1024
+
+
+def format_ns(ns: float | None) -> str:
+    """Returns a time with a unit that keeps three significant figures, or '-' for None."""
+    if ns is None:
+        return "-"
+    for limit, divisor, unit in ((1e3, 1.0, "ns"), (1e6, 1e3, "us"), (1e9, 1e6, "ms")):
+        if abs(ns) < limit:
+            return f"{_three_figures(ns / divisor)} {unit}"
+    return f"{_three_figures(ns / 1e9)} s"
+
+
+def format_bytes(num_bytes: float | None) -> str:
+    """Returns a size in B, KiB, MiB or GiB, or '-' for None."""
+    if num_bytes is None:
+        return "-"
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(value) < _KIB:
+            return f"{_three_figures(value)} {unit}"
+        value /= _KIB
+    return f"{value:.2f} GiB"
+
+
+def format_gib(num_bytes: float | None) -> str:
+    """Returns a size in GiB with two decimals, as engines print it, or '-' for None."""
+    return "-" if num_bytes is None else f"{num_bytes / _KIB**3:.2f} GiB"
+
+
+def _three_figures(value: float) -> str:
+    if value == int(value) and abs(value) < _KIB:
+        return str(int(value))
+    magnitude = abs(value)
+    decimals = 0 if magnitude >= 100 else 1 if magnitude >= 10 else 2
+    return f"{value:.{decimals}f}"

@@ -1,0 +1,109 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cgprof.cli.app import app
+from cgprof.cli.capture import exit_code
+from cgprof.cli.devices import devices_table
+from cgprof.config.load import load_run
+from cgprof.record.types import (
+    Device,
+    Environment,
+    Failure,
+    GraphRecord,
+    ParityResult,
+    PlanRecord,
+    RankRecord,
+    RunRecord,
+)
+from cgprof.shapes import CapturePolicy, GraphKey, RuntimeMode
+
+
+def record(*graphs: GraphRecord, failures: tuple[Failure, ...] = ()) -> RunRecord:
+    run, model = load_run()
+    return RunRecord(
+        run_id="run",
+        status="complete",
+        recorder="tape",
+        started_at="2020-01-01T00:00:00Z",
+        config=run,
+        config_fingerprint="0",
+        model=model,
+        plan=PlanRecord(
+            requested_policy=CapturePolicy.FULL,
+            policy=CapturePolicy.FULL,
+            labels=tuple(graph.label for graph in graphs),
+            fingerprint="0",
+        ),
+        environment=Environment(cgprof="0", python="3", torch="2", hostname="h", platform="p"),
+        ranks=(RankRecord(graphs=graphs),),
+        failures=failures,
+    )
+
+
+def graph(passed: bool | None, failure: str | None = None) -> GraphRecord:
+    leg = ParityResult(leg="replay-eager", passed=passed, bitwise_equal=bool(passed))
+    key = GraphKey(mode=RuntimeMode.FULL, num_tokens=8, num_reqs=8)
+    return GraphRecord(key=key, label=str(key), parity=(leg,), failure=failure)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "code"),
+    [
+        ([], 0),
+        ([graph(True), graph(None)], 0),
+        ([graph(True), graph(False)], 1),
+        ([graph(True), graph(None, "no kernel")], 3),
+        ([graph(False), graph(None, "no kernel")], 3),
+    ],
+)
+def test_exit_code_follows_the_record(graphs, code):
+    assert exit_code(record(*graphs)) == code
+
+
+def test_failure_outside_a_key_is_a_failure():
+    failure = Failure(where="profile", error="DeviceError", message="lost")
+    assert exit_code(record(graph(True), failures=(failure,))) == 3
+
+
+def test_refused_run_captures_nothing_and_leaves_no_folder(tmp_path):
+    folder = tmp_path / "run"
+    args = ["capture", "--model", "tiny-dense", "--dbo", "--output-dir", str(folder)]
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 2
+    assert "no experts in this config" in result.stderr
+    assert result.stdout == ""
+    assert not folder.exists()
+
+
+def test_devices_table_aligns_and_drops_empty_columns():
+    found = [
+        Device(index=0, name="NVIDIA H200", total_bytes=2**37, compute_capability="9.0"),
+        Device(index=1, name="A", compute_capability="8.0"),
+    ]
+    lines = devices_table(found).splitlines()
+    assert lines == [
+        "index  name         memory      compute",
+        "0      NVIDIA H200  128.00 GiB  9.0",
+        "1      A            -           8.0",
+    ]
+
+
+def test_devices_prints_devices_or_one_line():
+    result = CliRunner().invoke(app, ["devices", "--format", "json"])
+    if result.exit_code == 0:
+        assert json.loads(result.stdout)[0]["name"]
+    else:
+        assert result.exit_code == 3
+        assert result.stdout == ""
+        assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("args", [["report", "absent"], ["compare", "absent", "absent"]])
+def test_absent_run_folder_is_one_line_and_exit_code_2(args, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "absent" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,112 @@
+import inspect
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cgprof.cli.app import app
+from cgprof.cli.capture import capture
+from cgprof.cli.plan import plan
+from cgprof.config.flags import FLAGS
+
+
+def config_of(*args: str) -> dict[str, dict[str, object]]:
+    result = CliRunner().invoke(app, ["plan", "--format", "json", *args])
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)["config"]
+
+
+def refusal(*args: str) -> str:
+    result = CliRunner().invoke(app, ["plan", *args])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    return result.stderr
+
+
+@pytest.mark.parametrize("command", [plan, capture])
+def test_every_flag_is_an_option_of_the_command(command):
+    names = {flag.lstrip("-").replace("-", "_") for flag in FLAGS.values()}
+    assert names <= inspect.signature(command).parameters.keys()
+
+
+def test_flags_reach_their_settings():
+    config = config_of(
+        *("--model", "tiny-moe", "--mode", "FULL", "--dtype", "float16", "--device", "cpu"),
+        *("--max-num-seqs", "32", "--max-num-batched-tokens", "256", "--max-model-len", "1024"),
+        *("--block-size", "8", "--gpu-memory-utilization", "0.5", "--seed", "7", "--no-parity"),
+        *("--num-gpu-blocks-override", "99", "--max-cudagraph-capture-size", "8"),
+        *("--cudagraph-capture-sizes", "1,2", "--cudagraph-capture-sizes", "8", "--enable-dbo"),
+        *("--ubatch-size", "3", "--dbo-decode-token-threshold", "4", "--twins", "band"),
+        *("--dbo-prefill-token-threshold", "64", "--set", "measure.context_len=16"),
+    )
+    limits = {
+        "max_num_seqs": 32,
+        "max_num_batched_tokens": 256,
+        "max_model_len": 1024,
+        "block_size": 8,
+        "num_gpu_blocks_override": 99,
+        "gpu_memory_utilization": 0.5,
+    }
+    assert config["limits"] == limits
+    assert config["capture"] == {"policy": "full", "sizes": [1, 2, 8], "max_size": 8}
+    assert config["microbatch"]["enabled"]
+    assert config["microbatch"]["num_microbatches"] == 3
+    assert config["microbatch"]["decode_token_threshold"] == 4
+    assert config["microbatch"]["prefill_token_threshold"] == 64
+    assert config["microbatch"]["twins"] == "band"
+    assert (config["model"]["name"], config["model"]["dtype"]) == ("tiny-moe", "float16")
+    assert (config["measure"]["device"], config["measure"]["context_len"]) == ("cpu", 16)
+    assert (config["seed"], config["accuracy"]["parity"]) == (7, False)
+
+
+def test_set_wins_over_a_flag():
+    assert config_of("--seed", "1", "--set", "seed=2")["seed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "enabled"),
+    [
+        ([], False),
+        (["--ubatch-size", "2"], True),
+        (["--no-dbo", "--ubatch-size", "2"], False),
+        (["--config", "qwen3-30b-a3b"], True),
+        (["--config", "qwen3-30b-a3b", "--no-dbo"], False),
+    ],
+)
+def test_microbatches_are_on_when_asked_for(args, enabled):
+    assert config_of(*args)["microbatch"]["enabled"] is enabled
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        (["--max-num-seqs", "many"], "integer"),
+        (["--max-num-seqs", "0"], "0"),
+        (["--gpu-memory-utilization", "1.5"], "1.5"),
+        (["--mode", "fast"], "'fast'"),
+        (["--twins", "all"], "'all'"),
+        (["--dtype", "bf17"], "'bf17'"),
+        (["--device", "tpu"], "'tpu'"),
+        (["--cudagraph-capture-sizes", "1,x"], "'x'"),
+        (["--cudagraph-capture-sizes", "1,,2"], "''"),
+        (["--cudagraph-capture-sizes", "0"], "0"),
+        (["--ubatch-size", "1"], "1"),
+        (["--dbo", "--dbo-decode-token-threshold", "1"], "1"),
+        (["--max-model-len", "9999"], "9999"),
+        (["--model", "nowhere"], "'nowhere'"),
+        (["--config", "nowhere"], "nowhere"),
+        (["--set", "limits.max_seqs=1"], "limits.max_num_seqs"),
+        (["--format", "xml"], "xml"),
+        (["--max-num-batched-tokens", "32"], "32 is below max_num_seqs 64"),
+    ],
+)
+def test_bad_value_names_its_flag(args, found):
+    message = refusal(*args)
+    assert args[-2] in message
+    assert found in message
+
+
+def test_overlap_on_a_dense_model_is_refused():
+    message = refusal("--model", "qwen3-8b", "--dbo")
+    assert "no experts in this config" in message
+    assert len(message.splitlines()) == 1

@@ -1,0 +1,112 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cgprof.cli.app import app
+from cgprof.cli.plan import compact, ranges
+from cgprof.config.schema import RunConfig
+
+
+def plan(*args: str) -> str:
+    result = CliRunner().invoke(app, ["plan", *args])
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def test_plan_of_decode_only_with_twins():
+    text = plan("--model", "qwen3-30b-a3b", "--mode", "full-decode-only", "--dbo")
+    assert "35 plain keys, 29 twins" in text
+    assert "plain    1, 2, 4, 8-256 by 8\n" in text
+    assert "twins    32-256 by 8\n" in text
+    assert "skipped" not in text
+
+
+def test_plan_of_full_skips_the_unreachable_twin():
+    text = plan("--model", "qwen3-30b-a3b", "--mode", "full", "--dbo")
+    assert "51 plain keys, 29 twins" in text
+    skipped = [line for line in text.splitlines() if line.startswith("skipped")]
+    assert len(skipped) == 1
+    assert "FULL-512x256q2-mb2: unreachable" in skipped[0]
+
+
+def test_mode_takes_the_upper_case_spelling():
+    expected = plan("--mode", "full-decode-only")
+    assert plan("--cudagraph-mode", "FULL_DECODE_ONLY") == expected
+    assert "policy   full-decode-only" in expected
+
+
+def test_header_names_model_policy_and_limits():
+    text = plan("--model", "qwen3-8b", "--max-num-seqs", "20")
+    assert text.startswith("model    qwen3-8b (qwen3, 36 layers, dense, bfloat16)\npolicy   full\n")
+    assert "20 requests, 2048 tokens a step, 4096 positions" in text
+    assert "dbo" not in text
+
+
+@pytest.mark.parametrize("max_num_seqs", ["12", "20", "300"])
+def test_exact_maximum_leaves_no_decode_batch_uncovered(max_num_seqs):
+    text = plan("--model", "tiny-moe", "--max-num-seqs", max_num_seqs)
+    assert f"every decode batch of 1-{max_num_seqs} requests has a graph" in text
+
+
+def test_uncovered_decode_batches_are_printed_as_ranges():
+    sizes = ("--cudagraph-capture-sizes", "1,2,4", "--cudagraph-capture-sizes", "8")
+    text = plan("--max-num-seqs", "12", *sizes)
+    assert "decode batches 9-12 have no graph and run eager" in text
+    text = plan("--max-num-seqs", "20", "--max-cudagraph-capture-size", "16")
+    assert "decode batches 17-20 have no graph and run eager" in text
+
+
+def test_many_skipped_keys_of_one_reason_share_a_line():
+    text = plan("--model", "qwen3-30b-a3b", "--dbo", "--twins", "twin-only")
+    assert "skipped  29 keys of 32-256 by 8 tokens: twin policy twin-only" in text
+    assert "22 plain keys, 29 twins" in text
+
+
+def test_policy_none_plans_nothing():
+    text = plan("--mode", "none")
+    assert "0 plain keys, 0 twins" in text
+    assert "decode batch" not in text
+
+
+def test_json_form_is_complete():
+    args = ("--model", "qwen3-30b-a3b", "--mode", "full", "--dbo", "--max-num-seqs", "128")
+    document = json.loads(plan(*args, "--format", "json"))
+    record = document["plan"]
+    assert len(record["labels"]) == len(document["keys"])
+    assert document["num_plain"] + document["num_twins"] == len(document["keys"])
+    assert document["keys"][0]["num_tokens"] == 256
+    assert document["keys"][-1]["num_microbatches"] == 2
+    assert record["skipped"][0]["reason"].startswith("unreachable")
+    assert record["policy"] == "full"
+    assert record["uncovered_batches"] == []
+    assert RunConfig.model_validate(document["config"]).limits.max_num_seqs == 128
+    assert document["model"]["num_experts"] == 128
+    assert len(document["config_fingerprint"]) == len(record["fingerprint"]) == 64
+
+
+def test_refused_policy_names_the_flag():
+    result = CliRunner().invoke(app, ["plan", "--mode", "piecewise", "--dbo"])
+    assert result.exit_code == 2
+    assert "--mode" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([], ""),
+        ([7], "7"),
+        ([1, 2, 3], "1, 2, 3"),
+        ([4, 1, 2, 3], "1-4"),
+        ([1, 2, 4, 8, 16, 24, 32, 40, 100], "1, 2, 4, 8-40 by 8, 100"),
+    ],
+)
+def test_compact_shortens_even_steps(numbers, text):
+    assert compact(numbers) == text
+
+
+def test_ranges_join_neighbours():
+    assert ranges([]) == ""
+    assert ranges([12, 9, 10, 11, 17]) == "9-12, 17"

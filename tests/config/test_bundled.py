@@ -1,0 +1,12 @@
+from cgprof.config.bundled import bundled_folder, bundled_names, find_bundled
+
+
+def test_bundled_names_are_found_whatever_their_case():
+    assert {"qwen3-30b-a3b", "qwen3-8b", "qwen3-0.6b", "tiny-moe", "tiny-dense"} <= set(
+        bundled_names("models")
+    )
+    assert (
+        find_bundled("models", "Qwen3-30B-A3B") == bundled_folder("models") / "qwen3-30b-a3b.json"
+    )
+    assert find_bundled("runs", "tiny") == bundled_folder("runs") / "tiny.toml"
+    assert find_bundled("runs", "tiny-moe") is None

@@ -1,0 +1,93 @@
+import pytest
+
+from cgprof.config.compat import check
+from cgprof.config.load import load_run
+from cgprof.errors import ConfigError, UnsupportedError
+
+
+def refusal(model: str, **overrides: object) -> ConfigError:
+    dotted = {path.replace("__", "."): value for path, value in overrides.items()}
+    with pytest.raises(ConfigError) as caught:
+        check(*load_run(None, model, dotted))
+    return caught.value
+
+
+def test_dual_batch_overlap_on_a_dense_model_is_refused():
+    error = refusal("tiny-dense", microbatch__enabled=True)
+    assert isinstance(error, UnsupportedError)
+    assert "no experts in this config" in error.problem
+    assert "--dbo" in error.where
+
+
+@pytest.mark.parametrize("field", ["decode_token_threshold", "prefill_token_threshold"])
+@pytest.mark.parametrize("threshold", [-1, 0, 1])
+def test_threshold_below_the_microbatches_is_refused(field, threshold):
+    overrides = {"microbatch__enabled": True, f"microbatch__{field}": threshold}
+    error = refusal("tiny-moe", **overrides)
+    assert str(threshold) in error.problem
+    assert "2 microbatches" in error.problem
+    assert "--dbo-" in error.where
+
+
+def test_threshold_of_the_microbatches_is_allowed():
+    enabled = {"microbatch.enabled": True, "microbatch.decode_token_threshold": 2}
+    check(*load_run(None, "tiny-moe", enabled))
+    error = refusal(
+        "tiny-moe",
+        microbatch__enabled=True,
+        microbatch__num_microbatches=3,
+        microbatch__decode_token_threshold=2,
+    )
+    assert "3 microbatches" in error.problem
+
+
+def test_threshold_does_not_matter_without_microbatches():
+    check(*load_run(None, "tiny-dense", {"microbatch.decode_token_threshold": 0}))
+
+
+@pytest.mark.parametrize(("size", "allowed"), [(1, True), (16, True), (24, False), (3, False)])
+def test_block_size_is_a_power_of_two(size, allowed):
+    if allowed:
+        check(*load_run(None, "tiny-moe", {"limits.block_size": size}))
+    else:
+        assert "power of two" in refusal("tiny-moe", limits__block_size=size).problem
+
+
+def test_empty_capture_sizes_are_refused_unless_nothing_is_captured():
+    assert "--mode none" in refusal("tiny-moe", capture__sizes=[]).problem
+    check(*load_run(None, "tiny-moe", {"capture.sizes": [], "capture.policy": "none"}))
+
+
+@pytest.mark.parametrize(
+    ("length", "policy", "sizes", "allowed"),
+    [
+        (65, "full-decode-only", None, True),
+        (64, "full-decode-only", None, False),
+        (66, "full", None, True),
+        (65, "full", None, False),
+        (65, "full", [1, 256], True),
+        (67, "full", [1024], False),
+        (68, "full", [1024], True),
+    ],
+)
+def test_measured_context_and_query_fit_the_length(length, policy, sizes, allowed):
+    overrides = {"limits.max_model_len": length, "capture.policy": policy, "capture.sizes": sizes}
+    run, model = load_run(
+        None, "tiny-moe", {path: value for path, value in overrides.items() if value is not None}
+    )
+    if allowed:
+        check(run, model)
+    else:
+        with pytest.raises(UnsupportedError, match="measured context of 64"):
+            check(run, model)
+
+
+def test_model_with_fewer_positions_is_refused():
+    run, model = load_run(None, "tiny-moe")
+    short = model.model_copy(update={"max_positions": 128})
+    with pytest.raises(UnsupportedError, match="128 positions"):
+        check(run, short)
+
+
+def test_bfloat16_on_a_cpu_is_allowed():
+    check(*load_run(None, "tiny-moe", {"measure.device": "cpu", "model.dtype": "bfloat16"}))

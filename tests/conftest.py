@@ -1,0 +1,21 @@
+"""Skips what the machine lacks, and says what that is."""
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    found = torch.cuda.device_count()
+    for item in items:
+        needed = 1 if item.get_closest_marker("gpu") else 0
+        marker = item.get_closest_marker("multigpu")
+        if marker is not None:
+            needed = int(marker.args[0])
+        if found < needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} CUDA devices, found {found}"))
+
+
+@pytest.fixture(autouse=True)
+def _inference_mode():
+    with torch.inference_mode():
+        yield

@@ -1,0 +1,185 @@
+import numpy as np
+import pytest
+
+from cgprof.measure.accounting import DeviceReading
+from cgprof.measure.profile import (
+    CapturePoints,
+    capture_keys,
+    memory_totals,
+    profile_key,
+    profile_round_robin,
+)
+from cgprof.record.samples import SampleSink
+from tests.support.stepping import ScriptedEngine, full_key
+
+MIB = 1 << 20
+PLAIN = [full_key(8), full_key(4)]
+TWINS = [full_key(8, num_microbatches=2)]
+
+
+class _ScriptedMemory:
+    """Stands where a MemoryReader does, over a device whose memory the test takes."""
+
+    def __init__(self, free=10_000 * MIB):
+        self.free = free
+        self.pool = {}
+        self.general = {}
+        self.nvml = None
+
+    def take(self, where, size):
+        where["compute"] = where.get("compute", 0) + size
+        self.free -= size
+
+    def read(self):
+        return self.read_between()
+
+    def read_between(self):
+        return DeviceReading(
+            free_bytes=self.free,
+            pool_by_stream=dict(self.pool),
+            general_by_stream=dict(self.general),
+        )
+
+
+class _NoMemory:
+    def read(self):
+        return None
+
+    def read_between(self):
+        return None
+
+
+def _capture(engine, reader):
+    points, announced = CapturePoints(), []
+    records = list(capture_keys(engine, reader, points, announced.append))
+    return records, points, announced
+
+
+def _script(memory):
+    def on_mark(key, phase):
+        if phase == "warmed" and key == PLAIN[0]:
+            memory.take(memory.general, 32 * MIB)
+        if phase == "recorded":
+            memory.take(memory.pool, key.num_tokens * key.num_microbatches * MIB)
+        if phase == "instantiated":
+            memory.free -= 3 * MIB
+
+    return on_mark
+
+
+def test_capture_keys_measures_parts_per_key_and_totals_per_half():
+    memory = _ScriptedMemory()
+    engine = ScriptedEngine(PLAIN + TWINS, on_mark=_script(memory))
+    records, points, announced = _capture(engine, memory)
+    assert announced == PLAIN + TWINS
+    assert [r.memory.pool_bytes for r in records] == [8 * MIB, 4 * MIB, 16 * MIB]
+    assert [sum(r.memory.workspaces.values()) for r in records] == [32 * MIB, 0, 0]
+    assert [r.memory.instantiate_bytes for r in records] == [3 * MIB] * 3
+    assert [r.memory.rest_bytes for r in records] == [0, 0, 0]
+    assert [r.nodes for r in records] == [{"kernel": 7}] * 3
+    totals = memory_totals(engine, points, records)
+    assert totals.source == "device"
+    assert totals.plain_bytes == (8 + 4 + 32 + 6) * MIB
+    assert totals.twin_bytes == (16 + 3) * MIB
+    assert (totals.outputs_bytes, totals.kv_cache_bytes, totals.weights_bytes) == (128, 128, 4096)
+
+
+def test_capture_keys_goes_on_after_a_failure_and_does_not_charge_it_to_the_next():
+    memory = _ScriptedMemory()
+    engine = ScriptedEngine(PLAIN + TWINS, failing=[PLAIN[0]], on_mark=_script(memory))
+    records, _, _ = _capture(engine, memory)
+    assert records[0].failure == f"capture of {PLAIN[0]} failed: a planted failure"
+    assert records[0].memory is None
+    assert [r.failure for r in records[1:]] == [None, None]
+    assert records[1].witness.device_delta_bytes == (4 + 3) * MIB
+
+
+def test_capture_keys_yields_each_record_before_the_next_capture():
+    engine = ScriptedEngine(PLAIN)
+    steps = capture_keys(engine, _NoMemory(), CapturePoints(), lambda key: None)
+    next(steps)
+    assert list(engine.graphs.captured) == PLAIN[:1]
+
+
+def test_capture_keys_on_a_tape_takes_the_arena_growth_and_no_device_figure():
+    engine = ScriptedEngine(PLAIN + TWINS)
+    records, points, _ = _capture(engine, _NoMemory())
+    assert [r.memory.pool_by_stream for r in records] == [
+        {"arena": 8000},
+        {"arena": 4000},
+        {"arena": 8000},
+    ]
+    assert records[0].witness.device_delta_bytes is None
+    assert records[0].memory.rest_bytes is None
+    totals = memory_totals(engine, points, records)
+    assert (totals.source, totals.plain_bytes, totals.twin_bytes) == ("tape-arena", 12000, 8000)
+
+
+def _profiled(engine):
+    sink = SampleSink()
+    records, _, _ = _capture(engine, _NoMemory())
+    return [profile_key(engine, record, engine.clock, sink) for record in records], sink
+
+
+def test_profile_key_times_eager_first_and_hot_apart():
+    engine = ScriptedEngine(PLAIN)
+    records, sink = _profiled(engine)
+    for record in records:
+        assert record.eager.launch.median_ns == 90_000
+        assert record.first_replay_ns == 60_000
+        assert record.replay.launch.median_ns == 3_000
+        assert record.eager.launch.stopped_by == record.replay.launch.stopped_by == "noise"
+        assert record.experts_hit == 2.5
+        assert record.replays == 1 + 1 + record.replay.launch.count  # first, warm-up, hot
+    assert engine.poisoned == PLAIN
+    frame = sink.table().to_pandas()
+    counts = frame.groupby(["key", "phase"], observed=True).size()
+    assert counts[str(PLAIN[0]), "first"] == 1
+    assert counts[str(PLAIN[0]), "eager"] == counts[str(PLAIN[0]), "hot"] == 5
+    assert frame["device_ns"].isna().all()
+
+
+def test_profile_key_runs_eager_at_the_padding_and_split_of_the_key():
+    engine = ScriptedEngine(TWINS)
+    _profiled(engine)
+    assert set(engine.runner.launched) == {TWINS[0].as_eager(), TWINS[0]}
+
+
+def test_profile_key_warns_of_a_dear_first_replay():
+    records, _ = _profiled(ScriptedEngine(PLAIN[:1]))
+    assert records[0].warnings == ("first-replay-dear: first launch 60 us, later ones 3 us",)
+
+
+def test_profile_key_leaves_a_failed_capture_alone_and_records_a_refused_replay():
+    engine = ScriptedEngine(PLAIN, failing=[PLAIN[0]], refused=[PLAIN[1]])
+    records, _ = _profiled(engine)
+    assert engine.poisoned == [PLAIN[1]]
+    assert records[0].eager is None
+    assert "a planted refusal" in records[1].failure
+
+
+def test_profile_round_robin_takes_ready_keys_in_turn():
+    engine = ScriptedEngine(PLAIN + TWINS, failing=[PLAIN[1]])
+    profiled, sink = _profiled(engine)
+    engine.runner.launched.clear()
+    records = profile_round_robin(engine, profiled, engine.clock, sink)
+    assert engine.runner.launched == [PLAIN[0], TWINS[0]] * 4
+    assert [r.round_robin is None for r in records] == [False, True, False]
+    assert records[0].round_robin.launch.count == 3
+    frame = sink.table().to_pandas()
+    assert np.count_nonzero(frame["phase"] == "round-robin") == 6
+
+
+def test_profile_round_robin_of_no_rounds_changes_nothing():
+    engine = ScriptedEngine(PLAIN)
+    measure = engine.config.measure.model_copy(update={"round_robin_rounds": 0})
+    engine.config = engine.config.model_copy(update={"measure": measure})
+    profiled, sink = _profiled(engine)
+    assert profile_round_robin(engine, profiled, engine.clock, sink) == profiled
+
+
+@pytest.mark.parametrize("has_device", [True, False])
+def test_profile_key_has_device_times_only_with_a_device(has_device):
+    records, _ = _profiled(ScriptedEngine(PLAIN[:1], has_device=has_device))
+    device = records[0].replay.device
+    assert (device.median_ns == 3_000) if has_device else device is None

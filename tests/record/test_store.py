@@ -1,0 +1,193 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cgprof.errors import ConfigError, RecordError
+from cgprof.record.store import RunWriter, read_run, read_samples
+from cgprof.record.types import LaunchStats
+from tests.support.records import graph_record, launch_stats, run_record
+
+
+def _columns(count, device=False):
+    stages = ("decide_ns", "prepare_ns", "launch_ns", "finish_ns", "wait_ns")
+    columns = {name: np.arange(count, dtype=np.int64) + 10 * i for i, name in enumerate(stages)}
+    columns["device_ns"] = np.full(count, 77, np.int64) if device else None
+    return columns
+
+
+def _refuse_constant(name):
+    raise AssertionError(f"{name} in JSON")
+
+
+def test_store_gives_a_run_back_as_it_was(tmp_path):
+    writer = RunWriter(tmp_path / "run")
+    record = run_record([graph_record(8), graph_record(4, failure="planted")])
+    writer.write(record)
+    assert read_run(tmp_path / "run") == record
+
+
+def test_store_gives_samples_back_in_order_with_missing_device_times_null(tmp_path):
+    writer = RunWriter(tmp_path)
+    writer.samples.append("FULL-8", "eager", _columns(3))
+    writer.samples.append("FULL-8", "hot", _columns(2, device=True))
+    writer.write(run_record())
+    frame = read_samples(tmp_path)
+    assert frame["key"].tolist() == ["FULL-8"] * 5
+    assert frame["phase"].tolist() == ["eager"] * 3 + ["hot"] * 2
+    assert frame["launch_ns"].tolist() == [20, 21, 22, 20, 21]
+    assert frame["device_ns"].isna().tolist() == [True] * 3 + [False] * 2
+
+
+def test_store_without_samples_has_an_empty_table(tmp_path):
+    RunWriter(tmp_path).write(run_record())
+    frame = read_samples(tmp_path)
+    assert len(frame) == 0
+    assert list(frame.columns)[:3] == ["key", "phase", "decide_ns"]
+
+
+def test_store_rewrites_the_run_as_it_grows_and_leaves_no_part(tmp_path):
+    writer = RunWriter(tmp_path)
+    for count in (1, 2, 3):
+        writer.samples.append(f"k{count}", "hot", _columns(count))
+        writer.write(run_record([graph_record(n) for n in range(1, count + 1)]))
+        assert len(read_run(tmp_path).ranks[0].graphs) == count
+    writer.write(run_record(status="complete"))
+    assert len(read_samples(tmp_path)) == 6
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["status"] == "complete"
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        [*manifest["files"], "manifest.json"]
+    )
+
+
+_ROOT = Path(__file__).parents[2]
+_DYING_WRITER = """
+import os, signal, sys
+from pathlib import Path
+from cgprof.record.store import RunWriter
+from tests.support.records import graph_record, run_record
+path, fatal = Path(sys.argv[1]), int(sys.argv[2])
+calls = 0
+replace = os.replace
+def dying(source, target):
+    global calls
+    calls += 1
+    if calls == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+os.replace = dying
+writer = RunWriter(path)
+for count in (1, 2):
+    writer.write(run_record([graph_record(n) for n in range(1, count + 1)]))
+"""
+
+
+@pytest.mark.parametrize(("fatal", "whole"), [(4, 1), (5, 1), (6, 2)])
+def test_store_is_readable_after_a_kill_at_any_rename(tmp_path, fatal, whole):
+    command = [sys.executable, "-c", _DYING_WRITER, str(tmp_path / "run"), str(fatal)]
+    died = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": str(_ROOT)})
+    assert died.returncode == -9
+    assert any(p.name.endswith(".part") for p in (tmp_path / "run").iterdir())
+    assert len(read_run(tmp_path / "run").ranks[0].graphs) == whole
+    assert len(read_samples(tmp_path / "run")) == 0
+
+
+def test_store_writes_json_without_nan_or_infinity(tmp_path):
+    stats = launch_stats(count=1, noise=None)
+    record = run_record([graph_record(8, eager=None, replay=None, failure="planted")])
+    RunWriter(tmp_path).write(record)
+    json.loads((tmp_path / "summary.json").read_text(), parse_constant=_refuse_constant)
+    assert json.loads(stats.model_dump_json())["noise"] is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_records_and_store_refuse_nan_and_infinity(tmp_path, value):
+    with pytest.raises(ValueError, match="finite"):
+        LaunchStats(**{**launch_stats().model_dump(), "noise": value})
+    writer = RunWriter(tmp_path)
+    writer.write(run_record())
+    smuggled = run_record().model_copy(update={"process_seconds": {"warm-up": value}})
+    with pytest.raises(RecordError, match="not written"):
+        writer.write(smuggled)
+    assert read_run(tmp_path) == run_record()
+
+
+def test_writer_refuses_an_occupied_folder(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"not empty.*--force"):
+        RunWriter(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_writer_with_force_replaces_only_files_of_a_run(tmp_path):
+    first = RunWriter(tmp_path)
+    first.samples.append("old", "hot", _columns(2))
+    first.write(run_record(run_id="old"))
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "summary.json.part").write_text("{")
+    second = RunWriter(tmp_path, force=True)
+    with pytest.raises(RecordError, match="holds no run"):
+        read_run(tmp_path)
+    second.write(run_record(run_id="new"))
+    assert read_run(tmp_path).run_id == "new"
+    assert len(read_samples(tmp_path)) == 0
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_writer_refuses_a_path_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="output-dir"):
+        RunWriter(tmp_path / "file")
+
+
+def _damage(path, change):
+    summary = json.loads((path / "summary.json").read_text())
+    change(summary)
+    (path / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s.update(schema_version=99), "schema version 99, this cgprof reads 1"),
+        (lambda s: s.pop("schema_version"), "schema version None"),
+        (lambda s: s.update(status="odd"), "damaged: status"),
+        (lambda s: s.update(extra=1), "damaged: extra"),
+        (lambda s: s["process_seconds"].update(x=float("nan")), "damaged: process_seconds.x"),
+    ],
+)
+def test_read_run_names_what_is_wrong_in_one_line(tmp_path, change, said):
+    RunWriter(tmp_path).write(run_record())
+    _damage(tmp_path, change)
+    with pytest.raises(RecordError) as caught:
+        read_run(tmp_path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+def test_read_run_refuses_what_is_not_a_run(tmp_path, text):
+    (tmp_path / "summary.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RecordError):
+        read_run(tmp_path)
+
+
+def test_read_tells_a_missing_folder_from_an_empty_one(tmp_path):
+    with pytest.raises(RecordError, match="no such run folder"):
+        read_run(tmp_path / "absent")
+    with pytest.raises(RecordError, match="holds no run"):
+        read_run(tmp_path)
+    with pytest.raises(RecordError, match=r"replays\.parquet is missing"):
+        read_samples(tmp_path)
+
+
+def test_read_samples_refuses_a_damaged_table(tmp_path):
+    (tmp_path / "replays.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(RecordError, match="is damaged"):
+        read_samples(tmp_path)

@@ -1,0 +1,80 @@
+"""Runs the notebook in a kernel of this Python, on the run folders beside it and on made ones."""
+
+import os
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from tests.support.runs import cuda_dbo_run, run_record, tape_dbo_run, write_run
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "notebooks" / "launch_and_memory.ipynb"
+
+
+@pytest.fixture
+def execute(monkeypatch, tmp_path):
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    import nbformat
+    from nbclient import NotebookClient
+
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "MPLBACKEND": "TkAgg",
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+    }
+    environment.pop("DISPLAY", None)
+
+    def run(path):
+        notebook = nbformat.read(path, as_version=4)
+        client = NotebookClient(
+            notebook,
+            timeout=90,
+            kernel_name="python3",
+            resources={"metadata": {"path": str(path.parent)}},
+        )
+        client.execute(env=environment)
+        return notebook
+
+    return run
+
+
+@pytest.mark.slow
+def test_notebook_runs_on_the_folders_beside_it(execute):
+    folders = sorted(path.parent.name for path in NOTEBOOK.parent.glob("runs/*/manifest.json"))
+    notebook = execute(NOTEBOOK)
+    assert _printed(notebook).startswith("\n".join(folders) or "no run folders")
+    assert _images(notebook) == 3 * len(folders)
+
+
+@pytest.mark.slow
+def test_notebook_shows_twins_failures_and_tapes(execute, tmp_path):
+    notebook_copy = tmp_path / "made" / NOTEBOOK.name
+    notebook_copy.parent.mkdir()
+    shutil.copy(NOTEBOOK, notebook_copy)
+    write_run(notebook_copy.parent / "runs" / "gpu", cuda_dbo_run())
+    write_run(notebook_copy.parent / "runs" / "nothing", run_record("cuda", ()))
+    write_run(notebook_copy.parent / "runs" / "tape", tape_dbo_run())
+    notebook = execute(notebook_copy)
+    printed = _printed(notebook)
+    assert "graph memory: 0.31 GiB plain -> 0.63 GiB with twins (x2.03)" in printed
+    assert "graph memory, tape arena: 96 KiB plain -> 144 KiB with twins (x1.50)" in printed
+    assert _images(notebook) == 9
+
+
+def test_notebook_is_kept_without_outputs():
+    cells = nbformat.read(NOTEBOOK, as_version=4).cells
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+def _outputs(notebook):
+    return [out for cell in notebook.cells for out in cell.get("outputs", ())]
+
+
+def _printed(notebook):
+    return "".join(out.text for out in _outputs(notebook) if out.output_type == "stream")
+
+
+def _images(notebook):
+    return sum("image/png" in out.get("data", {}) for out in _outputs(notebook))
