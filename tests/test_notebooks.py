@@ -4,7 +4,6 @@ import os
 import shutil
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from tests.support.runs import cuda_dbo_run, run_record, tape_dbo_run, write_run

@@ -153,7 +153,9 @@ class Engine:
         self.scheduler = Scheduler(self.table, self.block_table, limits)
         self.microbatches = self._microbatch_runner() if split else None
         self.recorder: Recorder = (
-            TapeRecorder() if self.compute_stream is None else CudaRecorder(self.compute_stream)
+            TapeRecorder()
+            if self.compute_stream is None
+            else CudaRecorder(self.compute_stream, [s for s in (self.comm_stream,) if s])
         )
         self.graphs = GraphManager(
             self.recorder,
