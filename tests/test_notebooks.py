@@ -63,6 +63,8 @@ def test_notebook_shows_twins_failures_and_tapes(execute, tmp_path):
 
 
 def test_notebook_is_kept_without_outputs():
+    import nbformat
+
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 

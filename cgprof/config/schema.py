@@ -72,8 +72,8 @@ class MeasureConfig(_Part):
     context_len: Positive = 64
     warmup: Annotated[int, Field(ge=0)] = 2
     min_samples: Annotated[int, Field(ge=5)] = 10
-    max_samples: Positive = 50
-    max_seconds_per_key: Annotated[float, Field(gt=0)] = 2.0
+    max_samples: Positive = 40
+    max_seconds_per_key: Annotated[float, Field(gt=0)] = 1.0
     relative_noise: Annotated[float, Field(gt=0)] = 0.03  # stop when IQR / median falls below
     round_robin_rounds: Annotated[int, Field(ge=0)] = 10
 

@@ -113,8 +113,8 @@ def _launch(stages: StageStats | None) -> int | None:
 def _remark(graph: GraphRecord) -> str | None:
     if graph.failure:
         return one_line(f"FAILED: {graph.failure}", _REMARK_LENGTH)
-    count = len(graph.warnings)
-    return f"{count} warning{'s' if count > 1 else ''}" if count else None
+    kinds = dict.fromkeys(warning.split(":")[0] for warning in graph.warnings)
+    return one_line(", ".join(kinds), _REMARK_LENGTH) or None
 
 
 def _missing_line(record: RunRecord) -> str:
@@ -181,11 +181,16 @@ def _device_text(record: RunRecord) -> str:
 
 
 def _warnings(record: RunRecord) -> list[str]:
+    """One line a kind of warning: how many keys have it, and the first of them in full."""
+    kinds: dict[str, list[str]] = {}
+    for rank in record.ranks:
+        for graph in rank.graphs:
+            for warning in graph.warnings:
+                example = f"{graph.label}: {one_line(warning)}"
+                kinds.setdefault(warning.split(":")[0], []).append(example)
     return [
-        f"{graph.label}: {one_line(warning)}"
-        for rank in record.ranks
-        for graph in rank.graphs
-        for warning in graph.warnings
+        examples[0] if len(examples) == 1 else f"{len(examples)} like {examples[0]}"
+        for examples in kinds.values()
     ]
 
 

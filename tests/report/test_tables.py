@@ -109,10 +109,15 @@ def test_capture_table_cuts_a_long_failure_and_the_report_keeps_it():
     assert f"FULL-8x8q1: line one line two {'x' * 200}" in report_text(record)
 
 
-def test_capture_table_counts_warnings_that_the_report_spells_out():
-    record = run_record("cuda", (cuda_graph(key(8), warnings=("noisy", "slow")),))
-    assert capture_table(record).splitlines()[2].endswith("2 warnings")
-    assert "warnings\nFULL-8x8q1: noisy\nFULL-8x8q1: slow\n" in report_text(record)
+def test_capture_table_names_kinds_of_warnings_that_the_report_spells_out():
+    graphs = (
+        cuda_graph(key(8), warnings=("noisy: by 4%", "slow: twice")),
+        cuda_graph(key(4), warnings=("noisy: by 9%",)),
+    )
+    record = run_record("cuda", graphs)
+    assert capture_table(record).splitlines()[2].endswith("noisy, slow")
+    expected = "warnings\n2 like FULL-8x8q1: noisy: by 4%\nFULL-8x8q1: slow: twice\n"
+    assert expected in report_text(record)
 
 
 def test_capture_table_of_a_partial_run_says_what_is_missing():
