@@ -41,6 +41,7 @@ class Samples:
     def stats(self) -> StageStats:
         """Returns the summary of each stage."""
         by = self.stopped_by
+        step_ns = self.decide_ns + self.prepare_ns + self.launch_ns + self.finish_ns + self.wait_ns
         return StageStats(
             decide=launch_stats(self.decide_ns, by),
             prepare=launch_stats(self.prepare_ns, by),
@@ -48,6 +49,7 @@ class Samples:
             finish=launch_stats(self.finish_ns, by),
             wait=launch_stats(self.wait_ns, by),
             device=None if self.device_ns is None else launch_stats(self.device_ns, by),
+            step=launch_stats(step_ns, by),
         )
 
 

@@ -45,6 +45,7 @@ class StageStats(Record):
     finish: LaunchStats
     wait: LaunchStats
     device: LaunchStats | None = None  # by device events around launch
+    step: LaunchStats | None = None  # the five host stages of one step together
 
 
 class MemoryWitness(Record):

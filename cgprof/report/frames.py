@@ -84,6 +84,8 @@ def _times(graph: GraphRecord) -> dict[str, Cell]:
         "prepare_ns": hot["prepare"],
         "finish_ns": hot["finish"],
         "wait_ns": hot["wait"],
+        "step_ns": hot["step"],
+        "eager_step_ns": eager["step"],
         "device_ns": hot["device"],
         "eager_device_ns": eager["device"],
         "capture_ns": graph.capture_ns,
@@ -107,7 +109,7 @@ def _memory(record: RunRecord, graph: GraphRecord) -> dict[str, Cell]:
 
 
 def _medians(stages: StageStats | None) -> dict[str, int | None]:
-    names = ("decide", "prepare", "launch", "finish", "wait", "device")
+    names = ("decide", "prepare", "launch", "finish", "wait", "device", "step")
     found: dict[str, int | None] = {}
     for name in names:
         stats: LaunchStats | None = getattr(stages, name, None)

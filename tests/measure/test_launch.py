@@ -36,6 +36,8 @@ def test_sample_steps_shows_two_more_milliseconds_of_preparing_in_prepare_only()
         name: getattr(slow, name).median_ns - getattr(plain, name).median_ns for name in STAGES
     }
     assert grown == {"decide": 0, "prepare": 2_000_000, "launch": 0, "finish": 0, "wait": 0}
+    assert plain.step.median_ns == sum(STAGES.values())
+    assert slow.step.median_ns - plain.step.median_ns == 2_000_000
 
 
 def test_sample_steps_keeps_device_marks_and_rule_out_of_the_timed_stages():

@@ -167,7 +167,7 @@ def test_report_text_shows_stages_of_each_phase_apart():
     lines = report_text(cuda_dbo_run()).splitlines()
     hot = next(line for line in lines if line.startswith("FULL-64x64q1-mb2  hot"))
     assert " ".join(hot.split("hot")[1].split()) == (
-        "2 us 150 us 36 us 39.6 us 32.4 us 0.02 40 us 900 us 4 ms 20 noise"
+        "2 us 150 us 36 us 39.6 us 32.4 us 0.02 40 us 900 us 1.13 ms 4 ms 20 noise"
     )
     for phase in ("eager", "round robin"):
         assert any(line.startswith(f"FULL-8x8q1        {phase}") for line in lines)

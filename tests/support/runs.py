@@ -74,6 +74,7 @@ def stages(launch_ns, device_ns=None, count=20):
         finish=stats(40_000, count),
         wait=stats(900_000, count),
         device=None if device_ns is None else stats(device_ns, count),
+        step=stats(1_092_000 + launch_ns, count),
     )
 
 
