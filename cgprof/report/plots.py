@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import ScalarFormatter
+from matplotlib.ticker import StrMethodFormatter
 from numpy.typing import NDArray
 
 from cgprof.record.types import RunRecord
@@ -104,7 +104,7 @@ def _draw_lines(axes: Axes, rows: pd.DataFrame, series: dict[str, str]) -> None:
     axes.set_xlabel(f"tokens of the key{note}")
     axes.set_ylabel("median, us")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     if not anything:
         axes.text(0.5, 0.5, "nothing measured", ha="center", transform=axes.transAxes)
         return
