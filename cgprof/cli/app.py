@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from cgprof import __version__
-from cgprof.cli import capture, compare, devices, plan, report
+from cgprof.cli import capture, check, compare, devices, generate, plan, report, weights
 from cgprof.errors import CgprofError
 
 _INTERRUPTED = 130  # 128 + SIGINT
@@ -23,10 +23,10 @@ _EXIT_CODES = """Exit codes:
 
 \b
 0  done; compare: no difference that matters
-1  a parity check failed; compare: regression
+1  a check failed; compare: regression
 2  bad usage, config or input
 3  a capture, a device or a rank failed
-4  compare: inconclusive, with --fail-on-inconclusive"""
+4  check, compare: inconclusive, with --fail-on-inconclusive"""
 
 
 class ErrorsToExitCodes(TyperGroup):
@@ -84,7 +84,16 @@ def root(
     """Capture and profile CUDA graphs for LLM inference: launch time, graph memory, parity."""
 
 
-for _command in (plan.plan, capture.capture, report.report, compare.compare, devices.devices):
+for _command in (
+    plan.plan,
+    capture.capture,
+    check.check,
+    report.report,
+    compare.compare,
+    generate.generate,
+    weights.weights,
+    devices.devices,
+):
     app.command(epilog=_EXIT_CODES)(_command)
 
 

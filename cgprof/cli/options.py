@@ -45,6 +45,14 @@ Dtype = Annotated[
     str | None,
     typer.Option("--dtype", metavar="auto|float32|float16|bfloat16", help="Model dtype."),
 ]
+LoadFormat = Annotated[
+    str | None,
+    typer.Option(
+        "--load-format",
+        metavar="auto|dummy",
+        help="auto loads the safetensors of the model's directory; dummy weights are seeded.",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="auto|cpu|cuda", help="Where the model runs.")
 ]

@@ -41,6 +41,7 @@ def plan(
     gpu_memory_utilization: options.GpuMemoryUtilization = None,
     num_gpu_blocks_override: options.NumGpuBlocksOverride = None,
     dtype: options.Dtype = None,
+    load_format: options.LoadFormat = None,
     device: options.Device = None,
     seed: options.Seed = None,
     parity: options.Parity = None,

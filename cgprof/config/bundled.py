@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def bundled_folder(kind: Kind) -> Path:
-    """Returns the folder of the bundled model cards (*.json) or runs (*.toml)."""
+    """Returns the folder of the bundled models (a card, or a directory) or runs (*.toml)."""
     packaged = _PACKAGE / "configs"
     configs = packaged if packaged.is_dir() else _PACKAGE.parent / "configs"
     return configs / "models" if kind == "models" else configs
@@ -19,14 +19,22 @@ def bundled_folder(kind: Kind) -> Path:
 
 def bundled_names(kind: Kind) -> tuple[str, ...]:
     """Returns the names that `find_bundled` knows, sorted."""
-    return tuple(sorted(path.stem for path in _files(kind)))
+    return tuple(_files(kind))
 
 
 def find_bundled(kind: Kind, name: str) -> Path | None:
-    """Returns the bundled file of this name, whatever its case, or None."""
+    """Returns the bundled file of this name, whatever its case, or None.
+
+    Of a model that is a directory this is its `config.json`.
+    """
     wanted = name.casefold()
-    return next((path for path in _files(kind) if path.stem.casefold() == wanted), None)
+    return next((path for known, path in _files(kind).items() if known.casefold() == wanted), None)
 
 
-def _files(kind: Kind) -> list[Path]:
-    return sorted(bundled_folder(kind).glob("*.json" if kind == "models" else "*.toml"))
+def _files(kind: Kind) -> dict[str, Path]:
+    """Name -> file, sorted; a model's directory goes before a card of the same name."""
+    folder = bundled_folder(kind)
+    found = {path.stem: path for path in folder.glob("*.json" if kind == "models" else "*.toml")}
+    if kind == "models":
+        found |= {path.parent.name: path for path in folder.glob("*/config.json")}
+    return dict(sorted(found.items()))

@@ -11,6 +11,7 @@ _QUANTISATION_KEYS = ("quantization_config", "compression_config")
 _ONLY: dict[str, tuple[object, ...]] = {
     "attention_bias": (False,),
     "qkv_bias": (False,),
+    "mlp_bias": (False,),
     "hidden_act": ("silu",),
     "partial_rotary_factor": (1,),
     "decoder_sparse_step": (1,),
@@ -35,11 +36,11 @@ def refuse_unsupported(fields: CardFields, rope: RopeConfig) -> None:
                 f"{key} is {value!r}, which is not supported; only {allowed[0]!r} is"
             )
     _refuse_windows(fields)
-    if rope.kind != "default":
+    if rope.kind not in ("default", "llama3"):
         factor = "" if rope.factor is None else f" by {rope.factor:g}"
         raise fields.error(
-            f"rope scaling {rope.kind!r}{factor} is not supported; remove it and lower "
-            "max_position_embeddings to the unscaled length"
+            f"rope scaling {rope.kind!r}{factor} is not supported, only 'llama3' is; "
+            "remove it and lower max_position_embeddings to the unscaled length"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 FLAGS = {
     "model.name": "--model",
     "model.dtype": "--dtype",
+    "model.load_format": "--load-format",
     "limits.max_num_seqs": "--max-num-seqs",
     "limits.max_num_batched_tokens": "--max-num-batched-tokens",
     "limits.max_model_len": "--max-model-len",

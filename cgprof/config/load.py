@@ -52,8 +52,8 @@ def load_run(
 def fingerprint(run: RunConfig, model: ModelConfig) -> str:
     """Returns the SHA-256 of what the two mean, whatever the spelling or the name of the card."""
     meaning = {
-        "run": run.model_dump(mode="json", exclude={"model": {"name", "dtype"}}),
-        "model": model.model_dump(mode="json", exclude={"name", "sources"}),
+        "run": run.model_dump(mode="json", exclude={"model": {"name", "dtype", "load_format"}}),
+        "model": model.model_dump(mode="json", exclude={"name", "directory", "sources"}),
     }
     text = json.dumps(meaning, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -61,7 +61,11 @@ def fingerprint(run: RunConfig, model: ModelConfig) -> str:
 
 def _resolve(settings: Settings) -> tuple[RunConfig, ModelConfig]:
     run = settings.validate()
-    model = load_model_card(run.model.name, where=settings.spell("model.name"))
+    model = load_model_card(
+        run.model.name,
+        where=settings.spell("model.name"),
+        with_weights=run.model.load_format == "auto",
+    )
     if run.model.dtype != "auto":
         sources = {**model.sources, "dtype": "model.dtype of the run"}
         model = model.model_copy(update={"dtype": run.model.dtype, "sources": sources})

@@ -14,21 +14,31 @@ from cgprof.config.card_fields import CardFields
 from cgprof.config.card_limits import refuse_unsupported
 from cgprof.config.rope import read_rope
 from cgprof.config.schema import ModelConfig
+from cgprof.config.weight_files import WeightFiles, find_weights
 from cgprof.errors import ConfigError
 
-Family = Literal["qwen3", "qwen3_moe"]
+Family = Literal["qwen3", "qwen3_moe", "llama", "llama_moe"]
 Dtype = Literal["float32", "float16", "bfloat16"]
 
 _ARCHITECTURES: dict[str, Family] = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "LlamaForCausalLM": "llama",
 }
-_FAMILIES: dict[str, Family] = {family: family for family in _ARCHITECTURES.values()}
+# `llama_moe` is ours: Llama's attention with the experts of Qwen3-MoE, under their tensor names.
+_FAMILIES: dict[str, Family] = {
+    **{family: family for family in _ARCHITECTURES.values()},
+    "llama_moe": "llama_moe",
+}
+_MOE: frozenset[Family] = frozenset(("qwen3_moe", "llama_moe"))
+_QK_NORM: frozenset[Family] = frozenset(("qwen3", "qwen3_moe"))
 _DTYPES: dict[str, Dtype] = {"float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_top_k")
 _EXPERT_FFN = ("moe_intermediate_size", "expert_intermediate_size", "moe_ffn_hidden_size")
+_ROUTING = ("norm_topk", "uniform_routing")
+_UNIFORM = "cgprof_uniform_routing"
 
 
 class _Experts(NamedTuple):
@@ -36,24 +46,31 @@ class _Experts(NamedTuple):
     per_token: int = 0
     ffn_size: int = 0
     norm_topk: bool = False
+    uniform_routing: bool = False
 
 
-def load_model_card(name: str, *, where: str = "model.name (--model)") -> ModelConfig:
+def load_model_card(
+    name: str, *, where: str = "model.name (--model)", with_weights: bool = True
+) -> ModelConfig:
     """Returns the model of a bundled name (whatever its case), a JSON file, or a folder with one.
 
     A bundled name wins over a path; write `./name` for a folder of the same name. `where` begins
-    the error of a name that is neither.
+    the error of a name that is neither. `with_weights` also reads what the folder's safetensors
+    hold, if there are any.
 
     Raises:
-        ConfigError: There is no such card, it is not one, or the models cannot compute it.
+        ConfigError: There is no such card, it is not one, the models cannot compute it, or the
+            weights beside it are damaged or disagree with it.
     """
     bundled = find_bundled("models", name)
     path = bundled or _card_path(name, where)
-    if bundled is not None or path.name != "config.json":
-        title = path.stem
-    else:
-        title = path.resolve().parent.name
-    return _read_model(CardFields(str(path), _read_object(path)), title)
+    fields = CardFields(str(path), _read_object(path))
+    if path.name != "config.json":
+        return _read_model(fields, path.stem, None)
+    folder = path.resolve().parent
+    weights = find_weights(folder) if with_weights else None
+    model = _read_model(fields, folder.name, weights)
+    return model.model_copy(update={"directory": str(folder)})
 
 
 def _card_path(name: str, where: str) -> Path:
@@ -92,7 +109,7 @@ def _read_object(path: Path) -> dict[str, object]:
     return card
 
 
-def _read_model(fields: CardFields, title: str) -> ModelConfig:
+def _read_model(fields: CardFields, title: str, weights: WeightFiles | None) -> ModelConfig:
     family = _family(fields)
     hidden_size = fields.integer("hidden_size", "hidden_size", "n_embd", "d_model")
     num_heads = fields.integer("num_heads", "num_attention_heads", "n_head", "num_heads")
@@ -100,6 +117,7 @@ def _read_model(fields: CardFields, title: str) -> ModelConfig:
     rope = read_rope(fields)
     refuse_unsupported(fields, rope)
     fields.note("qk_norm", f"family {family}")
+    fields.note("weights", "none: seeded" if weights is None else weights.source)
     return ModelConfig(
         name=title,
         family=family,
@@ -113,21 +131,23 @@ def _read_model(fields: CardFields, title: str) -> ModelConfig:
             "intermediate_size",
             "n_inner",
             "ffn_hidden_size",
-            default=0 if family == "qwen3_moe" else None,
+            default=0 if family in _MOE else None,
         ),
         vocab_size=fields.integer("vocab_size", "vocab_size", "padded_vocab_size"),
         num_experts=experts.num_experts,
         experts_per_token=experts.per_token,
         expert_ffn_size=experts.ffn_size,
         norm_topk=experts.norm_topk,
-        qk_norm=True,
+        uniform_routing=experts.uniform_routing,
+        qk_norm=family in _QK_NORM,
         rope=rope,
-        tied_embeddings=fields.boolean("tied_embeddings", "tie_word_embeddings", default=False),
+        tied_embeddings=_tied_embeddings(fields, weights),
         max_positions=fields.integer(
             "max_positions", "max_position_embeddings", "n_positions", "max_sequence_length"
         ),
         norm_eps=fields.number("norm_eps", "rms_norm_eps", "norm_epsilon", default=1e-6),
         dtype=_dtype(fields),
+        weights=None if weights is None else weights.identity,
         sources=fields.sources,
     )
 
@@ -153,6 +173,25 @@ def _family(fields: CardFields) -> Family:
     family = families.pop()
     assert family is not None
     return family
+
+
+def _tied_embeddings(fields: CardFields, weights: WeightFiles | None) -> bool:
+    """The card's flag, checked against the weights; without a flag the weights decide."""
+    key, head = "tie_word_embeddings", "lm_head.weight"
+    if weights is None:
+        return fields.boolean("tied_embeddings", key, default=False)
+    has_head = head in weights.tensors
+    if fields.find(key) is None:
+        found = f"{'holds' if has_head else 'has no'} {head}"
+        fields.note("tied_embeddings", f"{weights.source} {found} (no {key})")
+        return not has_head
+    tied = fields.boolean("tied_embeddings", key, default=False)
+    if not tied and not has_head:
+        raise fields.error(
+            f"{key} is False, but {weights.source} has no output head ({head}); set it to true if "
+            "the family ties them"
+        )
+    return tied
 
 
 def _num_kv_heads(fields: CardFields, num_heads: int) -> int:
@@ -185,11 +224,11 @@ def _head_dim(fields: CardFields, hidden_size: int, num_heads: int) -> int:
 
 
 def _experts(fields: CardFields, family: Family) -> _Experts:
-    if family == "qwen3":
+    if family not in _MOE:
         found = fields.find(*_NUM_EXPERTS)
         if found is not None and found[1] != 0:
             raise fields.error(f"{found[0]} is {found[1]!r}, but family {family} has no experts")
-        for field in ("num_experts", "experts_per_token", "expert_ffn_size", "norm_topk"):
+        for field in ("num_experts", "experts_per_token", "expert_ffn_size", *_ROUTING):
             fields.note(field, f"family {family} is dense")
         return _Experts()
     experts = _Experts(
@@ -197,7 +236,10 @@ def _experts(fields: CardFields, family: Family) -> _Experts:
         per_token=fields.integer("experts_per_token", *_EXPERTS_PER_TOKEN),
         ffn_size=fields.integer("expert_ffn_size", *_EXPERT_FFN),
         norm_topk=fields.boolean("norm_topk", "norm_topk_prob", "norm_topk", default=False),
+        uniform_routing=fields.card.get(_UNIFORM) is not None
+        and fields.boolean("uniform_routing", _UNIFORM, default=False),
     )
+    fields.sources.setdefault("uniform_routing", f"family {family}")
     if experts.per_token > experts.num_experts:
         raise fields.error(
             f"{experts.per_token} experts per token are more than the {experts.num_experts} experts"

@@ -27,16 +27,8 @@ def read_rope(fields: CardFields) -> RopeConfig:
     """
     blocks = {name: _block(fields, name) for name in _BLOCKS if fields.card.get(name)}
     kinds = {name: _kind(fields, name, block) for name, block in blocks.items()}
-    factors = {
-        f"{name}.factor": fields.positive(f"{name}.factor", block["factor"])
-        for name, block in blocks.items()
-        if block.get("factor") is not None
-    }
-    thetas = {
-        f"{name}.rope_theta": fields.positive(f"{name}.rope_theta", block["rope_theta"])
-        for name, block in blocks.items()
-        if block.get("rope_theta") is not None
-    }
+    factors = _numbers(fields, blocks, "factor")
+    thetas = _numbers(fields, blocks, "rope_theta")
     if fields.card.get("rope_theta") is not None:
         thetas["rope_theta"] = fields.positive("rope_theta", fields.card["rope_theta"])
     kind = _agreed(fields, {f"{name}.rope_type": kind for name, kind in kinds.items()})
@@ -46,11 +38,48 @@ def read_rope(fields: CardFields) -> RopeConfig:
     else:
         fields.note("rope", ", ".join(dict.fromkeys([*thetas, *blocks])))
     factor = _agreed(fields, factors)
-    return RopeConfig(
+    rope = RopeConfig(
         kind=kind or "default",
         theta=_ASSUMED_THETA if theta is None else theta,
         factor=None if kind in (None, "default") else factor,
     )
+    return _with_bands(fields, blocks, rope) if kind == "llama3" else rope
+
+
+def _with_bands(
+    fields: CardFields, blocks: Mapping[str, Mapping[str, object]], rope: RopeConfig
+) -> RopeConfig:
+    """Adds where llama3's scaling of the frequencies begins and ends."""
+    stated = {"factor": rope.factor}
+    for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+        stated[key] = _agreed(fields, _numbers(fields, blocks, key))
+    low, high, length = list(stated.values())[1:]
+    if low is None or high is None or length is None or rope.factor is None:
+        absent = next(key for key, value in stated.items() if value is None)
+        raise fields.error(f"rope scaling 'llama3' has no {absent}")
+    if high <= low:
+        raise fields.error(f"high_freq_factor {high:g} is not above low_freq_factor {low:g}")
+    if not length.is_integer():
+        raise fields.error(
+            f"original_max_position_embeddings is {length:g}, expected a whole number"
+        )
+    return rope.model_copy(
+        update={
+            "low_freq_factor": low,
+            "high_freq_factor": high,
+            "original_max_positions": int(length),
+        }
+    )
+
+
+def _numbers(
+    fields: CardFields, blocks: Mapping[str, Mapping[str, object]], key: str
+) -> dict[str, float]:
+    return {
+        f"{name}.{key}": fields.positive(f"{name}.{key}", block[key])
+        for name, block in blocks.items()
+        if block.get(key) is not None
+    }
 
 
 def _block(fields: CardFields, name: str) -> Mapping[str, object]:

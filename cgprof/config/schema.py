@@ -32,6 +32,7 @@ class ModelChoice(_Part):
 
     name: str = "tiny-moe"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"  # auto: safetensors if there are any, else dummy
     batch_invariant: bool = False  # fixed tiles and no size-chosen split in our kernels
 
 
@@ -101,18 +102,21 @@ class RunConfig(_Part):
 
 
 class RopeConfig(_Part):
-    """Rotary embedding; `kind` 'default' has no scaling."""
+    """Rotary embedding; `kind` 'default' has no scaling, only 'llama3' uses the last three."""
 
     kind: str = "default"
     theta: float = 10000.0
     factor: float | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    original_max_positions: int | None = None
 
 
 class ModelConfig(_Part):
     """A model card in one spelling. Dense when `num_experts` is 0."""
 
     name: str
-    family: Literal["qwen3", "qwen3_moe"]
+    family: Literal["qwen3", "qwen3_moe", "llama", "llama_moe"]
     num_layers: Positive
     hidden_size: Positive
     num_heads: Positive
@@ -124,12 +128,15 @@ class ModelConfig(_Part):
     experts_per_token: int = 0
     expert_ffn_size: int = 0
     norm_topk: bool = True
+    uniform_routing: bool = False  # each chosen expert weighs exactly 1, whatever its score
     qk_norm: bool = True
     rope: RopeConfig = RopeConfig()
     tied_embeddings: bool = False
     max_positions: Positive
     norm_eps: float = 1e-6
     dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
+    directory: str | None = None  # where the card lies, if it is a directory's config.json
+    weights: str | None = None  # identity of the checkpoint to load; None means seeded weights
     sources: dict[str, str] = {}  # field -> where in the card it came from, or "assumed: ..."
 
     @property

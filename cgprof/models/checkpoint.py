@@ -1,34 +1,58 @@
-"""Fills a model's weights: seeded by tensor name on the device, or copied from named tensors.
+"""Fills a model's weights: seeded by tensor name on the device, or copied from a checkpoint.
 
-A tensor's values depend on the seed, its name and its shape alone, so that every layout agrees.
+A seeded tensor's values depend on the seed, its name and its shape alone: every layout agrees.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 
+from cgprof.config.weight_files import find_weights, listed
 from cgprof.errors import ConfigError
 from cgprof.models.decoder import Decoder
 
 _NORM_SPREAD = 0.1  # around 1, so that a norm applied to the wrong tensor shows
 _ROUTER_GAIN = 2.0  # spreads the router's scores; with 1 the chosen experts weigh nearly the same
-_NAMES_SHOWN = 3
+_CONVERTED = ("F64", "F32", "F16", "BF16")
+_RECOMPUTED = ".rotary_emb.inv_freq"  # old checkpoints store what follows from the card
 
 
 def seed_weights(model: Decoder, seed: int) -> None:
     """Fills every weight with normal values that keep activations near one."""
-    generators: dict[torch.device, torch.Generator] = {}
     for name, tensor in model.named_weights():
-        generator = generators.get(tensor.device)
-        if generator is None:
-            generator = generators[tensor.device] = torch.Generator(tensor.device)
-        generator.manual_seed(tensor_seed(seed, name))
-        mean, std = _distribution(name, tensor, tied=model.config.tied_embeddings)
-        tensor.normal_(mean, std, generator=generator)
+        _fill(name, tensor, seed, tied=model.config.tied_embeddings)
+
+
+def reread_weights(model: Decoder, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields every weight afresh from where the model's came from, in its dtype, one at a time.
+
+    Raises:
+        ConfigError: The checkpoint is gone or damaged.
+    """
+    config = model.config
+    if config.weights is None or config.directory is None:
+        for name, tensor in model.named_weights():
+            fresh = torch.empty_like(tensor)
+            _fill(name, fresh, seed, tied=config.tied_embeddings)
+            yield name, fresh
+        return
+    found = find_weights(Path(config.directory))
+    if found is None:
+        raise ConfigError(config.directory, "its weights are no longer there")
+    targets = dict(model.named_weights())
+    by_file: dict[Path, list[str]] = {}
+    for name in targets:
+        by_file.setdefault(found.tensors[name].file, []).append(name)
+    for file, names in by_file.items():
+        with safe_open(file, framework="pt", device=str(targets[names[0]].device)) as stored:
+            for name in names:
+                yield name, stored.get_tensor(name).to(targets[name].dtype)
 
 
 def tensor_seed(seed: int, name: str) -> int:
@@ -43,23 +67,75 @@ def load_state(model: Decoder, state: Mapping[str, torch.Tensor]) -> None:
     Raises:
         ConfigError: A name is missing, unknown, or has another shape; nothing is copied then.
     """
+    _check_names_and_shapes(
+        model, {name: tuple(tensor.shape) for name, tensor in state.items()}, "checkpoint"
+    )
+    for name, target in model.named_weights():
+        target.copy_(state[name])
+
+
+def load_directory(model: Decoder, directory: str) -> None:
+    """Copies the safetensors of a model's directory into the model, one tensor at a time.
+
+    Each goes straight to the model's device and is converted to its dtype there.
+
+    Raises:
+        ConfigError: There are none, they are damaged or of a dtype that is not converted, or a
+            name is missing, unknown, or has another shape; nothing is copied then.
+    """
+    weights = find_weights(Path(directory))
+    if weights is None:
+        raise ConfigError(
+            directory, "has no safetensors; take seeded weights with --load-format dummy"
+        )
+    where = str(Path(directory) / weights.source)
+    tensors = weights.tensors
+    _check_names_and_shapes(model, {name: stored.shape for name, stored in tensors.items()}, where)
     targets = dict(model.named_weights())
-    surplus = set(state) - set(targets)
+    for name in targets:
+        if tensors[name].dtype not in _CONVERTED:
+            raise ConfigError(
+                where, f"{name} is {tensors[name].dtype}, only {', '.join(_CONVERTED)} are loaded"
+            )
+    by_file: dict[Path, list[str]] = {}
+    for name in targets:
+        by_file.setdefault(tensors[name].file, []).append(name)
+    for file, names in by_file.items():
+        try:
+            with safe_open(file, framework="pt", device=str(targets[names[0]].device)) as stored:
+                for name in names:
+                    targets[name].copy_(stored.get_tensor(name))
+        except SafetensorError as error:
+            raise ConfigError(str(file), f"is damaged: {error}") from error
+
+
+def _check_names_and_shapes(
+    model: Decoder, shapes: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    targets = {name: tuple(tensor.shape) for name, tensor in model.named_weights()}
+    surplus = {name for name in shapes.keys() - targets.keys() if not name.endswith(_RECOMPUTED)}
     if model.config.tied_embeddings:
         surplus.discard("lm_head.weight")
-    for problem, names in (("lacks", set(targets) - set(state)), ("has unknown", surplus)):
+    for problem, names in (("lacks", targets.keys() - shapes.keys()), ("has unknown", surplus)):
         if names:
-            raise ConfigError("checkpoint", f"it {problem} {_listed(sorted(names))}")
-    wrong = [name for name, target in targets.items() if state[name].shape != target.shape]
+            count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+            raise ConfigError(
+                where, f"{problem} {listed(sorted(names))} ({count}); does the card fit it?"
+            )
+    wrong = [name for name, shape in targets.items() if shapes[name] != shape]
     if wrong:
         name = wrong[0]
         raise ConfigError(
-            "checkpoint",
-            f"{name} has shape {tuple(state[name].shape)}, the model card needs "
-            f"{tuple(targets[name].shape)} ({len(wrong)} tensors disagree)",
+            where,
+            f"{name} has shape {shapes[name]}, the model card needs {targets[name]} "
+            f"({len(wrong)} disagree)",
         )
-    for name, target in targets.items():
-        target.copy_(state[name])
+
+
+def _fill(name: str, tensor: torch.Tensor, seed: int, *, tied: bool) -> None:
+    generator = torch.Generator(tensor.device).manual_seed(tensor_seed(seed, name))
+    mean, std = _distribution(name, tensor, tied=tied)
+    tensor.normal_(mean, std, generator=generator)
 
 
 def _distribution(name: str, tensor: torch.Tensor, *, tied: bool) -> tuple[float, float]:
@@ -69,9 +145,3 @@ def _distribution(name: str, tensor: torch.Tensor, *, tied: bool) -> tuple[float
         return 0.0, 1.0
     gain = _ROUTER_GAIN if name.endswith("mlp.gate.weight") else 1.0
     return 0.0, gain / math.sqrt(tensor.shape[-1])
-
-
-def _listed(names: list[str]) -> str:
-    shown = ", ".join(names[:_NAMES_SHOWN])
-    more = len(names) - _NAMES_SHOWN
-    return shown if more <= 0 else f"{shown} and {more} more tensors"

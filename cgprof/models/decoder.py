@@ -1,4 +1,4 @@
-"""A decoder-only transformer over paged KV: Qwen3 dense and Qwen3-MoE.
+"""A decoder-only transformer over paged KV: Qwen3, Qwen3-MoE, and Llama with or without experts.
 
 A forward pass keeps no state on the model, so that microbatch threads may share it.
 """
@@ -177,6 +177,11 @@ class Decoder:
         yield "model.norm.weight", self._norm.weight
         if not self.config.tied_embeddings:
             yield "lm_head.weight", self._head
+
+    @property
+    def cache_address(self) -> int:
+        """Where the bound cache lies; 0 while none is bound."""
+        return self._caches[0].data_ptr() if self._caches else 0
 
     def bind_cache(self, kv: torch.Tensor, backend: AttentionBackend) -> None:
         """Gives the model its cache [num_layers, blocks, 2, S, G, C] and the way to use it.

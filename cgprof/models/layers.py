@@ -5,12 +5,13 @@ On CUDA each function is one fused launch of the Triton modules beside; the plai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch.nn import functional as F
 
-from cgprof.config.schema import ModelConfig
+from cgprof.config.schema import ModelConfig, RopeConfig
 from cgprof.errors import UnsupportedError
 
 
@@ -138,15 +139,34 @@ def make_rope_table(config: ModelConfig, device: torch.device) -> torch.Tensor:
     Raises:
         UnsupportedError: The card asks for a scaling that does not exist here.
     """
-    if config.rope.kind != "default":
+    rope = config.rope
+    half = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32)
+    inverse = 1.0 / (rope.theta ** (half / config.head_dim))
+    if rope.kind == "llama3":
+        inverse = _scale_low_frequencies(inverse, rope)
+    elif rope.kind != "default":
         raise UnsupportedError(
             f"model {config.name}: rope",
-            f"scaling '{config.rope.kind}' cannot be run; use a card with unscaled positions",
+            f"scaling '{rope.kind}' cannot be run; use a card with unscaled positions",
         )
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32)
-    inverse = 1.0 / (config.rope.theta ** (half / config.head_dim))
     angles = torch.arange(config.max_positions, dtype=torch.float32)[:, None] * inverse
     return torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
+
+
+def _scale_low_frequencies(inverse: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
+    """Returns the frequencies [C / 2] stretched by the factor below a band, blended inside it.
+
+    Source: the scaling that Llama 3.1 cards call `llama3`.
+    """
+    factor, low, high = rope.factor, rope.low_freq_factor, rope.high_freq_factor
+    length = rope.original_max_positions
+    assert factor is not None  # the card reader wants all four
+    assert low is not None
+    assert high is not None
+    assert length is not None
+    turns = length / (2 * math.pi / inverse)  # of each frequency over the original context
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - kept) * inverse / factor + kept * inverse
 
 
 def rotate_plain(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cgprof.config.schema import ModelConfig
-from cgprof.models.checkpoint import seed_weights
+from cgprof.models.checkpoint import load_directory, seed_weights
 from cgprof.models.decoder import Decoder
 from cgprof.moe.dispatcher import LocalDispatcher, TokenDispatcher
 
@@ -19,10 +19,11 @@ def build_model(
     batch_invariant: bool,
     seed: int,
 ) -> Decoder:
-    """Returns the model with seeded weights on the device.
+    """Returns the model on the device, with the weights of its directory, else seeded ones.
 
     Raises:
         UnsupportedError: The card or the combination cannot be run.
+        ConfigError: The directory's weights are damaged or do not fit the card.
     """
     model = Decoder(
         config,
@@ -31,7 +32,10 @@ def build_model(
         dispatcher=dispatcher,
         batch_invariant=batch_invariant,
     )
-    seed_weights(model, seed)
+    if config.weights is not None and config.directory is not None:
+        load_directory(model, config.directory)
+    else:
+        seed_weights(model, seed)
     return model
 
 

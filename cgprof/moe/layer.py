@@ -26,6 +26,7 @@ class MoELayer:
     ) -> None:
         self._top_k = config.experts_per_token
         self._norm_topk = config.norm_topk
+        self._uniform = config.uniform_routing
         self._gate = gate
         self._experts = experts
         self._dispatcher = dispatcher
@@ -43,6 +44,7 @@ class MoELayer:
 
     def route(self, x: torch.Tensor, context: ForwardContext) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the weights [T, K] and expert ids [T, K] of x [T, D]."""
-        return route(
+        weights, expert_ids = route(
             self._gate(x), context.batch.is_padding, top_k=self._top_k, norm_topk=self._norm_topk
         )
+        return (weights.fill_(1.0) if self._uniform else weights), expert_ids

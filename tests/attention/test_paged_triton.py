@@ -28,7 +28,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 @pytest.mark.slow
 def test_kernels_equal_dense_attention_in_the_interpreter():
     facts = run_module("tests.attention.interpreted_paged", interpret=True)
-    assert len(facts) == len(BATCHES) + 4
+    assert len(facts) == len(BATCHES) + 6
     for name, case in facts.items():
         limit = 2e-3 if name.startswith("float16") else 2e-6
         assert case["max_abs_diff"] < limit, (name, case)
@@ -75,6 +75,7 @@ def _check(batch: PagedBatch, out: torch.Tensor) -> None:
         (Dims(), torch.bfloat16),
         (Dims(), torch.float32),
         (Dims(num_heads=4, num_kv_heads=4, head_dim=64), torch.bfloat16),
+        (Dims(num_heads=9, num_kv_heads=3, head_dim=64), torch.bfloat16),
         (Dims(num_heads=16, num_kv_heads=4, head_dim=64, block_size=32), torch.bfloat16),
         (Dims(num_heads=20, num_kv_heads=1, head_dim=256), torch.bfloat16),
     ],

@@ -12,7 +12,7 @@ from cgprof.cli.app import ErrorsToExitCodes, app
 from cgprof.errors import CaptureError, CgprofError, ConfigError, RecordError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("plan", "capture", "report", "compare", "devices")
+COMMANDS = ("plan", "capture", "check", "report", "compare", "generate", "weights", "devices")
 
 
 def raising(error: BaseException) -> typer.Typer:

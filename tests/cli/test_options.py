@@ -38,6 +38,7 @@ def test_flags_reach_their_settings():
         *("--cudagraph-capture-sizes", "1,2", "--cudagraph-capture-sizes", "8", "--enable-dbo"),
         *("--ubatch-size", "3", "--dbo-decode-token-threshold", "4", "--twins", "band"),
         *("--dbo-prefill-token-threshold", "64", "--set", "measure.context_len=16"),
+        *("--load-format", "dummy"),
     )
     limits = {
         "max_num_seqs": 32,
@@ -57,6 +58,7 @@ def test_flags_reach_their_settings():
     assert (config["model"]["name"], config["model"]["dtype"]) == ("tiny-moe", "float16")
     assert (config["measure"]["device"], config["measure"]["context_len"]) == ("cpu", 16)
     assert (config["seed"], config["accuracy"]["parity"]) == (7, False)
+    assert config["model"]["load_format"] == "dummy"
 
 
 def test_set_wins_over_a_flag():

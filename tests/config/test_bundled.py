@@ -10,3 +10,16 @@ def test_bundled_names_are_found_whatever_their_case():
     )
     assert find_bundled("runs", "tiny") == bundled_folder("runs") / "tiny.toml"
     assert find_bundled("runs", "tiny-moe") is None
+
+
+def test_bundled_model_may_be_a_directory(tmp_path, monkeypatch):
+    models = tmp_path / "configs" / "models"
+    for name in ("Trained", "both", "empty"):
+        (models / name).mkdir(parents=True)
+    for name in ("Trained/config.json", "both/config.json", "both.json", "alone.json"):
+        (models / name).write_text("{}")
+    monkeypatch.setattr("cgprof.config.bundled._PACKAGE", tmp_path)
+    assert bundled_names("models") == ("Trained", "alone", "both")
+    assert find_bundled("models", "trained") == models / "Trained" / "config.json"
+    assert find_bundled("models", "both") == models / "both" / "config.json"
+    assert find_bundled("models", "config") is None

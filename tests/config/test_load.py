@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from cgprof.config.bundled import bundled_names
 from cgprof.config.compat import check
@@ -10,6 +11,7 @@ from cgprof.errors import ConfigError
 from cgprof.graphs.plan import make_plan
 from cgprof.shapes import CapturePolicy
 from tests.support.cards import DENSE, card, write_card
+from tests.support.checkpoints import save_state
 
 
 def write(folder: Path, text: str) -> str:
@@ -131,6 +133,26 @@ def test_dtype_of_the_run_replaces_that_of_the_card():
     _, model = load_run(None, "tiny-moe", {"model.dtype": "bfloat16"})
     assert model.dtype == "bfloat16"
     assert model.sources["dtype"] == "model.dtype of the run"
+
+
+def test_load_format_dummy_leaves_weights_alone_and_keeps_them_out_of_the_fingerprint(tmp_path):
+    content = card(DENSE, "tie_word_embeddings")
+    loaded, seeded, bare = tmp_path / "loaded", tmp_path / "damaged", tmp_path / "bare"
+    for folder in (loaded, seeded, bare):
+        folder.mkdir()
+        write_card(folder, content)
+    save_state(loaded, {"lm_head.weight": torch.zeros(2)})
+    (seeded / "model.safetensors").write_bytes(b"damaged")
+    assert "model.safetensors" in refusal(None, str(seeded))
+    dummy = {"model.load_format": "dummy"}
+    pairs = [load_run(None, str(bare))]
+    pairs += [load_run(None, str(folder), dummy) for folder in (loaded, seeded, bare)]
+    assert {model.weights for _, model in pairs} == {None}
+    assert len({fingerprint(*pair) for pair in pairs}) == 1
+    auto = load_run(None, str(loaded))
+    assert auto[1].weights is not None
+    assert fingerprint(*auto) != fingerprint(*pairs[0])
+    assert "'gguf'" in refusal(None, str(bare), {"model.load_format": "gguf"})
 
 
 def test_fingerprint_follows_meaning_not_spelling(tmp_path):

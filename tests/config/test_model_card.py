@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from cgprof.config.bundled import bundled_names
 from cgprof.config.load import fingerprint
@@ -8,6 +9,7 @@ from cgprof.config.model_card import load_model_card
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.errors import ConfigError
 from tests.support.cards import DENSE, MOE, card, write_card
+from tests.support.checkpoints import save_state
 
 
 def load(folder, content: dict[str, object]) -> ModelConfig:
@@ -42,10 +44,57 @@ def test_every_bundled_card_loads_whatever_its_case(name):
 
 @pytest.mark.parametrize("base", [DENSE, MOE])
 def test_every_field_has_a_source(tmp_path, base):
-    assert load(tmp_path, base).sources.keys() == ModelConfig.model_fields.keys() - {
-        "name",
-        "sources",
-    }
+    fields = ModelConfig.model_fields.keys() - {"name", "directory", "sources"}
+    assert load(tmp_path, base).sources.keys() == fields
+
+
+def test_llama_is_dense_without_norms_of_heads(tmp_path):
+    content = card(DENSE, "model_type", architectures=["LlamaForCausalLM"], mlp_bias=False)
+    model = load(tmp_path, content)
+    assert (model.family, model.qk_norm, model.is_moe) == ("llama", False, False)
+    for biases in ({"mlp_bias": True}, {"attention_bias": True}, {"num_experts": 4}):
+        refusal(tmp_path, card(content, **biases))
+
+
+def test_llama_with_experts_weighs_them_by_score_or_all_alike(tmp_path):
+    model = load(tmp_path, card(MOE, model_type="llama_moe"))
+    assert (model.family, model.qk_norm, model.num_experts) == ("llama_moe", False, 8)
+    assert not model.uniform_routing
+    for value in (True, False):
+        content = card(MOE, model_type="llama_moe", cgprof_uniform_routing=value)
+        assert load(tmp_path, content).uniform_routing is value
+    refusal(tmp_path, card(MOE, cgprof_uniform_routing="yes"))
+
+
+def test_directory_of_a_card_is_known(tmp_path):
+    assert load(tmp_path, DENSE).directory == str(tmp_path)
+    assert load_model_card(write_card(tmp_path, DENSE, "other.json")).directory is None
+    assert load_model_card("qwen3-8b").directory is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "drop", "tied"),
+    [({"tie_word_embeddings": True}, [], True), ({}, ["tie_word_embeddings"], True)],
+)
+def test_weights_without_a_head_tie_a_card_that_does_not_say(tmp_path, changes, drop, tied):
+    save_state(tmp_path, {"model.embed_tokens.weight": torch.zeros(2)})
+    model = load(tmp_path, card(DENSE, *drop, **changes))
+    assert model.tied_embeddings is tied
+    if drop:
+        assert "has no lm_head.weight" in model.sources["tied_embeddings"]
+    assert model.weights.startswith("sha256:")
+
+
+def test_weights_with_a_head_leave_a_card_that_does_not_say_untied(tmp_path):
+    save_state(tmp_path, {"lm_head.weight": torch.zeros(2)})
+    model = load(tmp_path, card(DENSE, "tie_word_embeddings"))
+    assert not model.tied_embeddings
+    assert "holds lm_head.weight" in model.sources["tied_embeddings"]
+
+
+def test_untied_card_beside_weights_without_a_head_is_refused(tmp_path):
+    save_state(tmp_path, {"model.embed_tokens.weight": torch.zeros(2)})
+    assert "no output head" in refusal(tmp_path, DENSE)
 
 
 def test_card_is_found_as_file_and_as_directory(tmp_path):

@@ -65,6 +65,43 @@ def test_what_is_not_understood_is_refused(card):
         rope(**card)
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_llama3_scaling_is_read_whole():
+    expected = RopeConfig(
+        kind="llama3",
+        theta=5e5,
+        factor=8,
+        low_freq_factor=1,
+        high_freq_factor=4,
+        original_max_positions=8192,
+    )
+    assert rope(rope_theta=5e5, rope_scaling=LLAMA3) == expected
+    assert rope(rope_parameters={**LLAMA3, "rope_theta": 5e5}) == expected
+
+
+@pytest.mark.parametrize("key", [key for key in LLAMA3 if key != "rope_type"])
+def test_llama3_scaling_that_lacks_a_number_names_it(key):
+    with pytest.raises(ConfigError, match=f"has no {key}$"):
+        rope(rope_scaling={name: value for name, value in LLAMA3.items() if name != key})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"high_freq_factor": 1.0}, {"original_max_position_embeddings": 0.5}, {"factor": -1}],
+)
+def test_llama3_scaling_that_makes_no_sense_is_refused(changes):
+    with pytest.raises(ConfigError):
+        rope(rope_scaling={**LLAMA3, **changes})
+
+
 def test_absent_theta_is_assumed_and_said_so():
     fields = CardFields("card", {})
     assert read_rope(fields) == RopeConfig()

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from cgprof.attention.reference import ReferenceAttention
+from cgprof.config.schema import RopeConfig
 from cgprof.errors import ConfigError, UnsupportedError
 from cgprof.models.checkpoint import load_state
 from cgprof.models.decoder import Decoder
@@ -9,11 +10,23 @@ from cgprof.moe.dispatcher import LocalDispatcher
 from tests.support.builders import tiny_model
 from tests.support.models import RefuseHostReads, make_context, make_model, run_hidden
 
+# Groups of three query heads, as SmolLM2 has them.
+LLAMA = tiny_model(num_experts=0, hidden_size=72, num_heads=9, num_kv_heads=3).model_copy(
+    update={"family": "llama", "qk_norm": False}
+)
+LLAMA3 = RopeConfig(
+    kind="llama3",
+    theta=100.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_positions=256,
+)
 PROMPTS = [[5, 9, 2, 2, 77, 30, 1], [3], [100 - t for t in range(19)]]
 
 
 def transformers_config(card):
-    from transformers import Qwen3Config, Qwen3MoeConfig
+    from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
     shared = {
         "vocab_size": card.vocab_size,
@@ -29,6 +42,15 @@ def transformers_config(card):
         "rope_parameters": {"rope_type": "default", "rope_theta": card.rope.theta},
         "attn_implementation": "eager",
     }
+    if card.rope.kind == "llama3":
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        shared["rope_parameters"] |= {
+            "rope_type": "llama3",
+            **{name: getattr(card.rope, name) for name in names},
+            "original_max_position_embeddings": card.rope.original_max_positions,
+        }
+    if card.family == "llama":
+        return LlamaConfig(**shared)
     if not card.is_moe:
         return Qwen3Config(**shared)
     return Qwen3MoeConfig(
@@ -67,8 +89,10 @@ def checkpoint_names(state):
         tiny_model(norm_topk=False),
         tiny_model(num_experts=0),
         tiny_model(num_experts=0, tied_embeddings=True),
+        LLAMA,
+        LLAMA.model_copy(update={"tied_embeddings": True, "rope": LLAMA3}),
     ],
-    ids=["moe", "moe-unscaled", "dense", "dense-tied"],
+    ids=["moe", "moe-unscaled", "dense", "dense-tied", "llama", "llama3-tied"],
 )
 def test_logits_equal_transformers(card):
     from transformers import AutoModelForCausalLM
@@ -174,7 +198,16 @@ def on_gpu(card, dtype=torch.float32, batch_invariant=False):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("card", [tiny_model(), tiny_model(num_experts=0)], ids=["moe", "dense"])
+@pytest.mark.parametrize(
+    "card",
+    [
+        tiny_model(),
+        tiny_model(uniform_routing=True, experts_per_token=8),
+        tiny_model(num_experts=0),
+        LLAMA,
+    ],
+    ids=["moe", "moe-uniform", "dense", "llama"],
+)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_cuda_forward_equals_cpu(card, batch_invariant):
     cpu = make_model(card, ReferenceAttention())
@@ -200,7 +233,9 @@ def test_tokens_do_not_depend_on_the_batch_when_invariant_on_gpu(dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("card", [tiny_model(), tiny_model(num_experts=0)], ids=["moe", "dense"])
+@pytest.mark.parametrize(
+    "card", [tiny_model(), tiny_model(num_experts=0), LLAMA], ids=["moe", "dense", "llama"]
+)
 def test_forward_replays_without_a_sync_on_gpu(card):
     model = on_gpu(card, torch.bfloat16)
     context = make_context([[4], [8], [15]], [7, 1, 19], pad_tokens=5, device="cuda")

@@ -39,6 +39,29 @@ def test_rotation_equals_transformers():
     torch.testing.assert_close(rotate_plain(heads, angles), expected[0], rtol=0, atol=1e-6)
 
 
+def test_llama3_scaling_equals_transformers():
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    card = tiny_model(
+        head_dim=64,
+        rope={"kind": "llama3", "theta": 5e5, **scaling, "original_max_positions": 512},
+    )
+    config = LlamaConfig(head_dim=64, num_attention_heads=1, hidden_size=64)
+    config.rope_parameters = {"rope_type": "llama3", "rope_theta": 5e5, **scaling}
+    config.rope_parameters["original_max_position_embeddings"] = 512
+    positions = torch.tensor([0, 1, 17, 300, 4351])
+    cos, sin = LlamaRotaryEmbedding(config)(normal(1), positions[None])
+    angles = make_rope_table(card, torch.device("cpu"))[positions]
+    expected = torch.cat((cos[0, :, :32], sin[0, :, :32]), dim=1)
+    torch.testing.assert_close(angles, expected, rtol=0, atol=1e-6)
+    unscaled = make_rope_table(tiny_model(head_dim=64, rope={"theta": 5e5}), torch.device("cpu"))
+    differ = (angles != unscaled[positions]).any(dim=0)[:32]
+    assert not differ[0]
+    assert differ[-1]
+
+
 def test_rope_table_refuses_scaling():
     card = tiny_model(rope={"kind": "yarn", "factor": 4.0})
     with pytest.raises(UnsupportedError, match="yarn"):

@@ -206,6 +206,8 @@ def test_grouping_lists_every_row_once_on_gpu(size):
         (33, 8, 16, 264, 136, "mixed"),
         (300, 4, 8, 128, 192, "mixed"),
         (70, 4, 8, 96, 72, "low"),
+        (5, 8, 8, 576, 192, "all"),
+        (300, 8, 8, 576, 192, "all"),
     ],
 )
 def test_triton_experts_equal_a_loop_of_matmuls_on_gpu(size, dtype, batch_invariant):

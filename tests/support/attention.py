@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from cgprof.batch.context import AttentionMetadata
 from cgprof.kvcache.block_table import BlockTable
 from cgprof.kvcache.pool import BlockPool
-from cgprof.kvcache.slots import compute_slots
+from cgprof.kvcache.slots import compute_slots, token_positions
 from cgprof.kvcache.store import store_kv
 
 
@@ -127,8 +127,10 @@ def _new_slots(
     slots = np.full(sum(query_lens) + layout.pad_tokens, -1, np.int64)
     queries = np.array(query_lens, np.int32)
     starts = np.array(seq_lens, np.int32) - queries
-    rows = table.array[: len(query_lens)]
-    compute_slots(rows, starts, queries, table.block_size, slots[: sum(query_lens)])
+    token_rows = np.repeat(np.arange(queries.size), queries)
+    positions = np.empty(token_rows.size, np.int64)
+    token_positions(starts, queries, positions)
+    compute_slots(table.array, token_rows, positions, table.block_size, slots[: positions.size])
     return torch.from_numpy(slots)
 
 
