@@ -1,22 +1,28 @@
-"""A whole run in one screen: plan, build, capture, profile, check, serve; all in one folder."""
+"""Whole runs, each in one screen: plan, build, capture, profile or check; all in one folder."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-
+from cgprof.accuracy.choice import CheckOptions, ChosenTask, choose_task, sample_keys
+from cgprof.accuracy.faults import find_fault, planted
+from cgprof.accuracy.greedy import check_greedy
 from cgprof.accuracy.parity import ParityChecker
-from cgprof.batch.request import Request
+from cgprof.accuracy.result import Scored
+from cgprof.accuracy.score import score_both, score_task
+from cgprof.accuracy.sensitivity import judge_fault, leg_colours
+from cgprof.accuracy.weights import check_weights
 from cgprof.config.compat import check
 from cgprof.config.load import fingerprint
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.engine.engine import serve
 from cgprof.engine.worker import Engine
-from cgprof.errors import CgprofError
+from cgprof.engine.workload import workload
+from cgprof.errors import CgprofError, ConfigError
 from cgprof.graphs.modes import ResolvedPolicy, resolve_policy
 from cgprof.graphs.plan import CapturePlan, make_plan
 from cgprof.graphs.plan_record import plan_record
@@ -36,13 +42,14 @@ from cgprof.measure.profile import (
 from cgprof.record.environment import collect
 from cgprof.record.store import RunWriter
 from cgprof.record.types import (
+    CheckRecord,
     DecisionCount,
     Failure,
     GraphRecord,
     RankRecord,
     RunRecord,
 )
-from cgprof.shapes import GraphSupport, RuntimeMode
+from cgprof.shapes import GraphKey, GraphSupport, RuntimeMode
 
 Progress = Callable[[str], None]
 
@@ -72,6 +79,47 @@ def capture_run(
         CgprofError: The run is refused, or the device cannot hold it. A key that fails is a
             record with its failure.
     """
+    choice = choose_task(model, seed=run.seed)
+    with _started(run, model, output_dir, force, progress) as job:
+        job.capture()
+        job.profile()
+        if run.accuracy.parity:
+            job.check_parity()
+        job.score(choice)
+        job.serve()
+    return job.folder, job.record
+
+
+def check_run(
+    run: RunConfig,
+    model: ModelConfig,
+    options: CheckOptions,
+    *,
+    output_dir: Path | None,
+    force: bool,
+    progress: Progress,
+) -> tuple[Path, RunRecord]:
+    """Captures the plan without timing it and checks it: parity, greedy runs, weights, a task.
+
+    Raises:
+        CgprofError: The run is refused, or the device cannot hold it. A key that fails is a
+            record with its failure.
+    """
+    options.validate(run)
+    choice = choose_task(
+        model, options.task, kind=options.task_kind, limit=options.limit, seed=run.seed
+    )
+    with _started(run, model, output_dir, force, progress) as job:
+        job.capture()
+        job.check(options, choice)
+    return job.folder, job.record
+
+
+@contextmanager
+def _started(
+    run: RunConfig, model: ModelConfig, output_dir: Path | None, force: bool, progress: Progress
+) -> Iterator[_Job]:
+    """Builds the engine and opens the folder; at the end the record says how it went."""
     started = time.monotonic()
     policy, plan = plan_run(run, model)
     stamp = datetime.now(UTC)
@@ -83,14 +131,10 @@ def capture_run(
         with engine.active():
             job = _Job(engine, writer, progress, started)
             job.begin(name, policy, stamp)
-            job.capture()
-            job.profile()
-            job.check_parity()
-            job.serve()
+            yield job
             job.save("failed" if job.failed else "complete")
     finally:
         engine.close()
-    return writer.path, job.record
 
 
 class _Job:
@@ -107,6 +151,11 @@ class _Job:
         self._nvml: NvmlDevice | None = None
         self._graphs: list[GraphRecord] = []
         self._seconds: dict[str, float] = {}
+
+    @property
+    def folder(self) -> Path:
+        """Where the run is kept."""
+        return self._writer.path
 
     @property
     def failed(self) -> bool:
@@ -175,13 +224,11 @@ class _Job:
         )
         self.save("partial")
 
-    def check_parity(self) -> None:
-        """Compares every captured key with eager and with the reference."""
-        if not self._engine.config.accuracy.parity:
-            return
+    def check_parity(self, keys: Collection[GraphKey] | None = None) -> None:
+        """Compares every captured key, or these, with eager and with the reference."""
         checker = ParityChecker(self._engine)
         for index, graph in enumerate(self._graphs):
-            if graph.failure is not None:
+            if graph.failure is not None or (keys is not None and graph.key not in keys):
                 continue
             self._progress(f"parity {index + 1}/{len(self._graphs)} {graph.label}")
             update = {
@@ -190,6 +237,57 @@ class _Job:
             }
             self._graphs[index] = graph.model_copy(update=update)
             self.save("partial")
+
+    def score(self, choice: ChosenTask) -> tuple[Scored, ...]:
+        """Scores the task eager and by replay; returns both scores, or nothing without a task."""
+        self._update(accuracy_note=choice.note)
+        if choice.task is None or choice.tokenizer is None:
+            return ()
+        self._progress(f"task {choice.task.name}, {len(choice.task.items)} items")
+        self._engine.live.clear()
+        try:
+            eager, replay, verdict = score_both(self._engine, choice.tokenizer, choice.task)
+        except CgprofError as error:
+            if choice.named or not isinstance(error, ConfigError):
+                self._fail("task", error)
+            else:
+                self._update(accuracy_note=f"no task accuracy: {error}")
+            return ()
+        self._writer.items += [*eager.items, *replay.items]
+        self._update(accuracy=(eager.result, replay.result), verdicts=(verdict,))
+        self.save("partial")
+        return eager, replay
+
+    def check(self, options: CheckOptions, choice: ChosenTask) -> None:
+        """Runs every leg, with a fault planted if one is asked for."""
+        engine = self._engine
+        fault = None if options.plant is None else find_fault(options.plant)
+        clean = None
+        if fault is not None and choice.task is not None and choice.tokenizer is not None:
+            self._progress("task without the fault")
+            clean = score_task(engine, choice.tokenizer, choice.task, "replay")
+        keys = engine.graphs.keys
+        if options.sample:
+            keys = sample_keys(keys, engine.config.seed)
+        with nullcontext() if fault is None else planted(engine, fault):
+            self.check_parity(keys)
+            self._progress(f"greedy run of {options.greedy_steps} steps")
+            greedy = check_greedy(engine, steps=options.greedy_steps)
+            self._progress("weights")
+            weights = check_weights(engine)
+            scores = self.score(choice)
+        engine.runner.decisions.clear()
+        legs = leg_colours(self._graphs, greedy, weights)
+        self._update(
+            check=CheckRecord(
+                checked=tuple(str(key) for key in keys),
+                captured=len(engine.graphs.keys),
+                sample_seed=engine.config.seed if options.sample else None,
+                greedy=greedy,
+                weights=weights,
+                plant=None if fault is None else judge_fault(fault, legs, clean, scores),
+            )
+        )
 
     def serve(self) -> None:
         """Serves a short workload, so that the report can say how real steps were decided."""
@@ -200,10 +298,7 @@ class _Job:
         try:
             serve(engine, workload(engine.config, engine.model_config))
         except CgprofError as error:
-            failure = Failure(where="serve", error=type(error).__name__, message=str(error))
-            self.record = self.record.model_copy(
-                update={"failures": (*self.record.failures, failure)}
-            )
+            self._fail("serve", error)
 
     def save(self, status: str) -> None:
         """Rewrites the folder."""
@@ -223,27 +318,15 @@ class _Job:
             decisions=decisions if status != "partial" else (),
             totals=getattr(self, "_totals", None),
         )
-        self.record = self.record.model_copy(
-            update={"status": status, "ranks": (rank,), "process_seconds": dict(self._seconds)}
-        )
+        self._update(status=status, ranks=(rank,), process_seconds=dict(self._seconds))
         self._writer.write(self.record)
 
+    def _update(self, **fields: object) -> None:
+        self.record = self.record.model_copy(update=fields)
 
-def workload(run: RunConfig, model: ModelConfig) -> list[Request]:
-    """Returns a seeded mix of short and long prompts, as many as the engine holds at once."""
-    rng = np.random.default_rng(run.seed)
-    limits = run.limits
-    longest = max(1, min(limits.max_model_len - 8, limits.max_num_batched_tokens))
-    lengths = np.minimum(rng.geometric(1 / 96, limits.max_num_seqs), longest)
-    lengths[0] = longest
-    return [
-        Request(
-            request_id=str(index),
-            prompt=tuple(rng.integers(0, model.vocab_size, int(length)).tolist()),
-            max_new_tokens=int(min(4 + index % 8, limits.max_model_len - int(length))),
-        )
-        for index, length in enumerate(lengths)
-    ]
+    def _fail(self, where: str, error: CgprofError) -> None:
+        failure = Failure(where=where, error=type(error).__name__, message=str(error))
+        self._update(failures=(*self.record.failures, failure))
 
 
 def _notes(engine: Engine, doubt: str | None) -> tuple[str, ...]:

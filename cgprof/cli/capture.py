@@ -12,7 +12,7 @@ from cgprof.cli.options import OutputFormat
 if TYPE_CHECKING:
     from cgprof.record.types import RunRecord
 
-_PARITY_FAILED = 1
+_CHECK_FAILED = 1
 _CAPTURE_FAILED = 3
 
 Force = Annotated[
@@ -39,6 +39,7 @@ def capture(
     gpu_memory_utilization: options.GpuMemoryUtilization = None,
     num_gpu_blocks_override: options.NumGpuBlocksOverride = None,
     dtype: options.Dtype = None,
+    load_format: options.LoadFormat = None,
     device: options.Device = None,
     seed: options.Seed = None,
     parity: options.Parity = None,
@@ -72,10 +73,12 @@ def capture(
 
 
 def exit_code(record: RunRecord) -> int:
-    """Returns 3 if a key could not be captured, else 1 if a parity verdict failed, else 0."""
+    """Returns 3 for a key that could not be captured, 1 for failed parity or accuracy, else 0."""
     graphs = [graph for rank in record.ranks for graph in rank.graphs]
     if record.failures or any(graph.failure is not None for graph in graphs):
         return _CAPTURE_FAILED
     if any(leg.passed is False for graph in graphs for leg in graph.parity):
-        return _PARITY_FAILED
+        return _CHECK_FAILED
+    if any(verdict.verdict == "different" for verdict in record.verdicts):
+        return _CHECK_FAILED
     return 0

@@ -18,6 +18,8 @@ from cgprof.record.types import (
     RunRecord,
 )
 from cgprof.shapes import CapturePolicy, GraphKey, RuntimeMode
+from tests.support.checks import checked_run, verdict
+from tests.support.model_dir import write_model_dir
 
 
 def record(*graphs: GraphRecord, failures: tuple[Failure, ...] = ()) -> RunRecord:
@@ -65,6 +67,30 @@ def test_exit_code_follows_the_record(graphs, code):
 def test_failure_outside_a_key_is_a_failure():
     failure = Failure(where="profile", error="DeviceError", message="lost")
     assert exit_code(record(graph(True), failures=(failure,))) == 3
+
+
+def test_other_answers_by_replay_than_eager_are_a_failed_check():
+    assert exit_code(checked_run()) == 0
+    assert exit_code(checked_run(verdicts=(verdict("different"),))) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (("--model", "MODEL"), "negative log-likelihood a token of arithmetic, n 200: eager "),
+        (("--model", "MODEL", "--max-model-len", "4"), "no task accuracy: "),
+        (("--model", "tiny-dense", "--load-format", "dummy"), "random weights: no task accuracy"),
+    ],
+)
+def test_capture_prints_one_accuracy_line_or_why_there_is_none(tmp_path, args, line):
+    model = str(write_model_dir(tmp_path / "model"))
+    options = ["--cudagraph-capture-sizes", "32", "--max-num-seqs", "32", "--no-parity"]
+    options += ["--max-model-len", "64", "--device", "cpu", "--set", "measure.context_len=2"]
+    options += ["--output-dir", str(tmp_path / "run")]
+    given = [model if arg == "MODEL" else arg for arg in args]
+    result = CliRunner().invoke(app, ["capture", *options, *given])
+    assert result.exit_code == 0, result.output
+    assert sum(line in text for text in result.stdout.splitlines()) == 1
 
 
 def test_refused_run_captures_nothing_and_leaves_no_folder(tmp_path):
