@@ -107,11 +107,13 @@ class GraphKey:
 
     def covers(self, shape: BatchShape) -> bool:
         """Whether a batch of this shape, padded, fits this key."""
-        if self.num_tokens < shape.num_tokens:
-            return False
-        if self.num_reqs is not None and self.num_reqs < shape.num_reqs:
-            return False
-        return self.uniform_query_len in (None, shape.uniform_query_len)
+        return (
+            shape.num_tokens <= self.num_tokens
+            and (self.num_reqs is None or shape.num_reqs <= self.num_reqs)
+            and (
+                self.uniform_query_len is None or shape.uniform_query_len == self.uniform_query_len
+            )
+        )
 
     @property
     def is_twin(self) -> bool:

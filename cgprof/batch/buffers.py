@@ -92,21 +92,20 @@ class InputBuffers:
             offset += -(-size // _ALIGNMENT) * _ALIGNMENT
         self._block = torch.zeros(offset, dtype=torch.uint8, device=device)
         self._staging = StagingPool(offset, device)
+        self._host_fields = [self._host_views(array) for array in self._staging.arrays]
         self._row_bytes = n * torch.int32.itemsize
         self.device_fields = DeviceFields(
             **{name: self._device_view(name) for name in self._layout}
         )
+        # Read before every replay, hence kept at hand.
+        self._addressed = self.device_fields
+        self._tensors: tuple[torch.Tensor, ...] = _ALL_FIELDS(self._addressed)
         self._slot = -1
 
     def begin(self) -> HostFields:
         """Opens the next host slot; every padded element of every field must be written."""
-        self._slot, raw = self._staging.acquire()
-        views: dict[str, Any] = {}
-        for name, (shape, dtype) in self._layout.items():
-            offset = self._offsets[name]
-            size = int(np.prod(shape)) * dtype.itemsize
-            views[name] = raw[offset : offset + size].view(_NUMPY[dtype]).reshape(shape)
-        return HostFields(**views)
+        self._slot, _ = self._staging.acquire()
+        return self._host_fields[self._slot]
 
     def commit(self, num_rows: int) -> None:
         """Uploads the open slot with the first `num_rows` rows of the block table; one enqueue."""
@@ -115,7 +114,18 @@ class InputBuffers:
 
     def addresses(self) -> tuple[int, ...]:
         """The device address of each field, in field order."""
-        return tuple(tensor.data_ptr() for tensor in _ALL_FIELDS(self.device_fields))
+        if self.device_fields is not self._addressed:
+            self._addressed = self.device_fields
+            self._tensors = _ALL_FIELDS(self._addressed)
+        return tuple(map(torch.Tensor.data_ptr, self._tensors))
+
+    def _host_views(self, raw: NDArray[np.uint8]) -> HostFields:
+        views: dict[str, Any] = {}
+        for name, (shape, dtype) in self._layout.items():
+            offset = self._offsets[name]
+            size = int(np.prod(shape)) * dtype.itemsize
+            views[name] = raw[offset : offset + size].view(_NUMPY[dtype]).reshape(shape)
+        return HostFields(**views)
 
     def _device_view(self, name: str) -> torch.Tensor:
         shape, dtype = self._layout[name]

@@ -60,6 +60,15 @@ class Scheduler:
         Raises:
             ConfigError: It could never run: too long, nothing to generate, or too few blocks.
         """
+        self.check(request)
+        self._waiting.append(request)
+
+    def check(self, request: Request) -> None:
+        """Refuses a request that could never run.
+
+        Raises:
+            ConfigError: It is too long, generates nothing, or needs more blocks than there are.
+        """
         self._table.check(request)
         where = f"request {request.request_id}"
         if request.max_new_tokens < 1:
@@ -75,7 +84,6 @@ class Scheduler:
                 f"needs {needed} KV blocks of {self._block_size} tokens, the cache has {capacity}; "
                 "shorten it or raise --num-gpu-blocks-override",
             )
-        self._waiting.append(request)
 
     def schedule(self) -> Step | None:
         """Returns the next step, decodes first and oldest first, or None when there is no work.
@@ -128,6 +136,15 @@ class Scheduler:
             return []
         self._running = self._running[~np.isin(self._running, done)]
         return [self._finish(int(row)) for row in done]
+
+    def clear(self) -> None:
+        """Drops all requests, whatever they were doing, and frees their rows and blocks."""
+        for row in [*self._running.tolist(), *self._paused]:
+            self._block_table.release(row)
+            self._table.remove(row)
+        self._running = self._running[:0]
+        self._paused.clear()
+        self._waiting.clear()
 
     def _finish(self, row: int) -> FinishedRequest:
         table = self._table

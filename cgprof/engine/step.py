@@ -24,7 +24,7 @@ from cgprof.errors import ReplayError
 from cgprof.graphs.dispatch import decide, vote
 from cgprof.graphs.manager import GraphManager
 from cgprof.kvcache.block_table import BlockTable
-from cgprof.kvcache.slots import compute_slots
+from cgprof.kvcache.slots import compute_slots, token_positions
 from cgprof.microbatch.runner import MicrobatchRunner
 from cgprof.microbatch.split import Microbatch, cut, fill, slice_context
 from cgprof.models.decoder import Decoder
@@ -148,6 +148,7 @@ class StepRunner:
             decision=decision,
             contexts=contexts,
             token_slices=tuple(microbatch.token_slice for microbatch in microbatches),
+            any_random=bool(host.temperature[: step.rows.size].any()),
         )
 
     def launch(self, prepared: PreparedStep, *, count: bool = True) -> torch.Tensor:
@@ -163,19 +164,24 @@ class StepRunner:
         self._forward(prepared.contexts, prepared.token_slices)()
         return self._output[: key.num_tokens]
 
+    def logits(self, prepared: PreparedStep, hidden: torch.Tensor) -> torch.Tensor:
+        """Enqueues the scores [R, V] f32 of each request's last token, padding rows included."""
+        num_reqs = prepared.decision.key.num_reqs or prepared.step.shape.num_reqs
+        rows = self._buffers.device_fields.sample_rows[:num_reqs]
+        return self.model.logits(hidden.index_select(0, rows))
+
     def finish(self, prepared: PreparedStep, hidden: torch.Tensor) -> PendingTokens:
         """Enqueues logits, sampling and the copy of the tokens to the host."""
-        shape = prepared.step.shape
-        num_reqs = prepared.decision.key.num_reqs or shape.num_reqs
         fields = self._buffers.device_fields
-        rows = hidden.index_select(0, fields.sample_rows[:num_reqs])
+        logits = self.logits(prepared, hidden)
+        num_reqs = logits.shape[0]
         tokens = sample(
-            self.model.logits(rows),
+            logits,
             fields.temperature[:num_reqs],
             fields.draws[:num_reqs],
             any_random=bool(self._table.temperature[prepared.step.rows].any()),
         )
-        return self._tokens.send(tokens, shape.num_reqs)
+        return self._tokens.send(tokens, prepared.step.shape.num_reqs)
 
     def capture_factory(self, key: GraphKey) -> Callable[[], Callable[[], None]]:
         """Returns what a capture calls: it writes a batch of padding and hands out the pass."""
@@ -227,42 +233,48 @@ class StepRunner:
     def _write_requests(
         self, host: HostFields, step: Step, num_reqs: int, padding: PaddingFill
     ) -> None:
-        rows, table = step.rows, self._table
-        real = rows.size
-        host.query_start_loc[0] = 0
-        np.cumsum(step.query_lens, out=host.query_start_loc[1 : real + 1])
-        host.query_start_loc[real + 1 : num_reqs + 1] = step.shape.num_tokens
-        host.seq_lens[:real] = table.num_computed[rows] + step.query_lens
-        host.seq_lens[real:num_reqs] = 0
-        host.sample_rows[:real] = host.query_start_loc[1 : real + 1] - 1
-        host.sample_rows[real:num_reqs] = 0
-        host.temperature[:real] = table.temperature[rows]
-        host.temperature[real:num_reqs] = 0
-        host.draws[:real] = uniform_draws(table.seed[rows], host.seq_lens[:real])
-        host.draws[real:num_reqs] = 0
-        host.block_table[:real] = self._block_table.array[rows]
-        host.block_table[real:num_reqs] = padding.block
+        rows, table, real = step.rows, self._table, step.rows.size
+        starts, lens = host.query_start_loc[: real + 1], host.seq_lens[:real]
+        starts[0] = 0
+        step.query_lens.cumsum(out=starts[1:])
+        np.add(table.num_computed[rows], step.query_lens, out=lens)
+        np.subtract(starts[1:], 1, out=host.sample_rows[:real])
+        temperature = table.temperature[rows]
+        host.temperature[:real] = temperature
+        # A greedy token needs no draw.
+        host.draws[:real] = uniform_draws(table.seed[rows], lens) if temperature.any() else 0
+        self._block_table.array.take(rows, axis=0, out=host.block_table[:real], mode="clip")
+        if real < num_reqs:
+            pad = slice(real, num_reqs)
+            host.query_start_loc[real + 1 : num_reqs + 1] = step.shape.num_tokens
+            host.seq_lens[pad] = 0
+            host.sample_rows[pad] = 0
+            host.temperature[pad] = 0
+            host.draws[pad] = 0
+            host.block_table[pad] = padding.block
 
     def _write_tokens(
         self, host: HostFields, step: Step, num_tokens: int, padding: PaddingFill
     ) -> None:
         rows, lens, real = step.rows, step.query_lens, step.shape.num_tokens
-        starts = self._table.num_computed[rows]
-        offsets = np.repeat(starts - host.query_start_loc[: rows.size], lens)
-        host.positions[:real] = offsets + np.arange(real)
-        host.input_ids[:real] = self._table.token_ids[np.repeat(rows, lens), host.positions[:real]]
+        positions = host.positions[:real]
+        token_positions(self._table.num_computed[rows], lens, positions)
+        token_rows = np.repeat(rows, lens)
+        host.input_ids[:real] = self._table.token_ids[token_rows, positions]
         compute_slots(
-            self._block_table.array[rows],
-            starts,
-            lens,
+            self._block_table.array,
+            token_rows,
+            positions,
             self._limits.block_size,
             host.slot_mapping[:real],
         )
         host.is_padding[:real] = False
-        host.positions[real:num_tokens] = padding.position
-        host.input_ids[real:num_tokens] = padding.input_id
-        host.slot_mapping[real:num_tokens] = -1
-        host.is_padding[real:num_tokens] = True
+        if real < num_tokens:
+            pad = slice(real, num_tokens)
+            host.positions[pad] = padding.position
+            host.input_ids[pad] = padding.input_id
+            host.slot_mapping[pad] = -1
+            host.is_padding[pad] = True
 
     def _split(
         self, host: HostFields, key: GraphKey, num_reqs: int, query_lens: NDArray[np.int32]

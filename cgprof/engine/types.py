@@ -28,3 +28,4 @@ class PreparedStep:
     decision: StepDecision
     contexts: tuple[ForwardContext, ...]  # one, or one a microbatch
     token_slices: tuple[slice, ...]  # each context's rows of the output
+    any_random: bool  # whether a request samples, and not all are greedy

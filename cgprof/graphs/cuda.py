@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from cgprof.errors import RecordingError
+from cgprof.errors import MicrobatchError, RecordingError
 from cgprof.graphs import nodes
 
 # Other threads may allocate, copy and query while this one records. Source: CUDA runtime API,
@@ -139,11 +139,17 @@ class CudaRecorder:
 
         Raises:
             RecordingError: The driver refused; the message says why in plain words.
+            MicrobatchError: The same inside a microbatch.
         """
         before = sum(self.pool_by_stream().values())
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         try:
             self._capture(graph, work)
+        except MicrobatchError as error:
+            fault = _plain_words(error.problem)
+            if fault is None:
+                raise
+            raise MicrobatchError(error.index, fault) from error.__cause__
         except RuntimeError as error:
             fault = _plain_words(str(error))
             if fault is None:
@@ -182,7 +188,9 @@ class CudaRecorder:
         self.warm_up(multiply)
 
     def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
-        with _gc_paused(), torch.cuda.stream(self._compute):
+        from cgprof.graphs.first_run_triton import first_runs_refused
+
+        with _gc_paused(), first_runs_refused(), torch.cuda.stream(self._compute):
             if torch.cuda.is_current_stream_capturing():
                 raise RecordingError("another recording is on; one at a time")
             torch.cuda.synchronize()

@@ -124,12 +124,9 @@ class GraphManager:
         Raises:
             ReplayError: Not captured, the shape is outside the key, or an address moved.
         """
-        graph = self._graph(key)
-        if not key.covers(shape):
-            raise ReplayError(str(key), f"the batch is outside the key: {shape}")
-        addresses = self._addresses()
-        if addresses != graph.input_addresses:
-            check_addresses(key, addresses, graph.input_addresses, self._names)
+        graph = self._graphs.get(key)
+        if graph is None or not key.covers(shape) or self._addresses() != graph.input_addresses:
+            raise self._refusal(key, shape)
         if not graph.poisoned:
             self.poison(key)
         graph.recording.replay()
@@ -150,6 +147,14 @@ class GraphManager:
         """Frees all keys."""
         for key in self.keys:
             self.drop(key)
+
+    def _refusal(self, key: GraphKey, shape: BatchShape) -> ReplayError:
+        try:
+            graph = self._graph(key)
+            check_addresses(key, self._addresses(), graph.input_addresses, self._names)
+        except ReplayError as error:
+            return error
+        return ReplayError(str(key), f"the batch is outside the key: {shape}")
 
     def _graph(self, key: GraphKey) -> CapturedGraph:
         graph = self._graphs.get(key)
@@ -188,8 +193,8 @@ class GraphManager:
         )
 
     def _addresses(self) -> tuple[int, ...]:
-        extra = (read() for read in self._extra)
-        return (*self._buffers.addresses(), self._output.data_ptr(), *extra)
+        addresses = (*self._buffers.addresses(), self._output.data_ptr())
+        return addresses + tuple(read() for read in self._extra) if self._extra else addresses
 
 
 def _describe(error: Exception) -> str:

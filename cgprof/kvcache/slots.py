@@ -16,30 +16,27 @@ def token_positions(
         query_lens: [r].
         out: [t], t the sum of query_lens.
     """
-    first_tokens = np.cumsum(query_lens) - query_lens
-    np.add(np.arange(len(out)), np.repeat(starts - first_tokens, query_lens), out=out)
+    offsets = starts + query_lens - query_lens.cumsum()
+    np.add(np.arange(out.size), np.repeat(offsets, query_lens), out=out)
 
 
 def compute_slots(
-    table_rows: NDArray[np.int32],
-    starts: NDArray[np.int32],
-    query_lens: NDArray[np.int32],
+    table: NDArray[np.int32],
+    token_rows: NDArray[np.int32],
+    positions: NDArray[np.int64],
     block_size: int,
     out: NDArray[np.int64],
 ) -> None:
     """Writes the slot of each token: block * block_size + offset.
 
     Args:
-        table_rows: [r, N] blocks of the requests.
-        starts: [r] tokens that each request has in the cache already.
-        query_lens: [r].
+        table: [rows, N] blocks of all requests.
+        token_rows: [t] the row of each token's request.
+        positions: [t].
         block_size: Slots a block.
-        out: [t], t the sum of query_lens.
+        out: [t].
     """
-    token_positions(starts, query_lens, out)
-    columns, offsets = np.divmod(out, block_size)
-    requests = np.repeat(np.arange(len(query_lens)), query_lens)
-    np.multiply(
-        table_rows[requests, columns], block_size, out=out, casting="unsafe", dtype=np.int64
-    )
+    columns, offsets = np.divmod(positions, block_size)
+    out[:] = table[token_rows, columns]
+    out *= block_size
     out += offsets

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from cgprof.batch.context import Handoff
-from cgprof.errors import MicrobatchError
+from cgprof.errors import CgprofError, MicrobatchError
 from cgprof.microbatch.baton import Baton, PeerFailed
 
 Work = Callable[[], None]
@@ -137,7 +137,10 @@ class MicrobatchRunner:
         self._settle_forks()
         if isinstance(failure.error, MicrobatchError):
             raise failure.error
-        problem = f"{type(failure.error).__name__}: {failure.error}"
+        is_ours = isinstance(failure.error, CgprofError)
+        problem = (
+            f"{failure.error}" if is_ours else f"{type(failure.error).__name__}: {failure.error}"
+        )
         raise MicrobatchError(failure.index, problem) from failure.error
 
     def abort(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -62,23 +63,25 @@ def cut(query_lens: IntArray, key: GraphKey, num_reqs: int) -> tuple[Microbatch,
             f"{len(query_lens)} requests of {num_real} tokens do not fit the padded "
             f"{num_reqs} requests of {num_tokens} tokens",
         )
-    width = num_tokens // count
-    if not width:
+    if num_tokens < count:
         raise MicrobatchError(count - 1, f"{num_tokens} tokens cannot be cut into {count} parts")
-    begins = [index * width for index in range(count)]
-    ends = [*begins[1:], num_tokens]
-    starts = _request_starts(query_lens, key, num_reqs)
-    firsts = np.maximum(np.searchsorted(starts, begins, side="right") - 1, 0).tolist()
-    stops = np.searchsorted(starts, ends, side="left").tolist()
-    stops[-1] = num_reqs
+    if key.uniform_query_len is None:
+        starts = np.cumsum(query_lens, dtype=np.int32) - query_lens
+        slices = _slices(starts, num_tokens, count, num_reqs)
+    else:
+        slices = _uniform_slices(key.uniform_query_len, num_tokens, count, num_reqs)
+        if (query_lens != key.uniform_query_len).any():
+            raise MicrobatchError(
+                0, f"query lengths {sorted(set(query_lens.tolist()))} do not all fit key {key}"
+            )
     return tuple(
         Microbatch(
             index=index,
-            req_slice=slice(firsts[index], stops[index]),
-            token_slice=slice(begins[index], ends[index]),
-            num_real_tokens=_clamp(num_real - begins[index], ends[index] - begins[index]),
+            req_slice=reqs,
+            token_slice=tokens,
+            num_real_tokens=_clamp(num_real - tokens.start, tokens.stop - tokens.start),
         )
-        for index in range(count)
+        for index, (reqs, tokens) in enumerate(slices)
     )
 
 
@@ -108,12 +111,10 @@ def fill(
         _check_fits(part, split_query_start_loc.shape, split_seq_lens.shape)
         first, stop, rows = part.req_slice.start, part.req_slice.stop, part.num_reqs
         starts, lens = split_query_start_loc[part.index], split_seq_lens[part.index]
-        np.clip(
-            query_start_loc[first : stop + 1] - part.token_slice.start,
-            0,
-            part.num_tokens,
-            out=starts[: rows + 1],
-        )
+        own = starts[: rows + 1]
+        np.subtract(query_start_loc[first : stop + 1], part.token_slice.start, out=own)
+        np.maximum(own, 0, out=own)
+        np.minimum(own, part.num_tokens, out=own)
         starts[rows + 1 :] = starts[rows]
         lens[:rows] = seq_lens[first:stop]
         lens[rows:] = 0
@@ -175,15 +176,27 @@ def slice_context(
     )
 
 
-def _request_starts(query_lens: IntArray, key: GraphKey, num_reqs: int) -> IntArray:
-    """First token of each real request, or of each padded one under a uniform key."""
-    if key.uniform_query_len is None:
-        return np.cumsum(query_lens, dtype=np.int32) - query_lens
-    if (query_lens != key.uniform_query_len).any():
-        raise MicrobatchError(
-            0, f"query lengths {sorted(set(query_lens.tolist()))} do not all fit key {key}"
-        )
-    return np.arange(num_reqs, dtype=np.int32) * np.int32(key.uniform_query_len)
+def _slices(
+    starts: IntArray, num_tokens: int, count: int, num_reqs: int
+) -> tuple[tuple[slice, slice], ...]:
+    """Requests and tokens of each part, from the first token of each request [r]."""
+    width = num_tokens // count
+    begins = [index * width for index in range(count)]
+    ends = [*begins[1:], num_tokens]
+    firsts = np.maximum(np.searchsorted(starts, begins, side="right") - 1, 0).tolist()
+    stops = np.searchsorted(starts, ends, side="left").tolist()
+    stops[-1] = num_reqs
+    reqs, tokens = zip(firsts, stops, strict=True), zip(begins, ends, strict=True)
+    return tuple((slice(*r), slice(*t)) for r, t in zip(reqs, tokens, strict=True))
+
+
+@lru_cache(maxsize=1024)
+def _uniform_slices(
+    query_len: int, num_tokens: int, count: int, num_reqs: int
+) -> tuple[tuple[slice, slice], ...]:
+    """The same under a uniform key, whose padding rows are laid out like real ones."""
+    starts = np.arange(num_reqs, dtype=np.int32) * np.int32(query_len)
+    return _slices(starts, num_tokens, count, num_reqs)
 
 
 def _check_fits(part: Microbatch, starts: Sequence[int], lens: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""A run folder: manifest.json, summary.json, replays.parquet. Readable whenever the writer dies.
+"""A run folder: manifest, summary, samples, items of tasks. Readable whenever the writer dies.
 
 Each file is written beside its name and renamed when whole, so a reader meets the last whole one.
 """
@@ -16,14 +16,16 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from cgprof.errors import ConfigError, RecordError
+from cgprof.record.items import items_of, items_table
 from cgprof.record.samples import SampleSink
-from cgprof.record.types import SCHEMA_VERSION, RunRecord
+from cgprof.record.types import SCHEMA_VERSION, ItemScore, RunRecord
 
 MANIFEST = "manifest.json"
 SUMMARY = "summary.json"
 SAMPLES = "replays.parquet"
+ITEMS = "items.parquet"  # only where a task was scored
 _PART = ".part"
-_OUR_FILES = (MANIFEST, SUMMARY, SAMPLES)
+_OUR_FILES = (MANIFEST, SUMMARY, SAMPLES, ITEMS)
 
 
 class RunWriter:
@@ -37,6 +39,7 @@ class RunWriter:
         """
         self.path = path
         self.samples = SampleSink()
+        self.items: list[ItemScore] = []
         try:
             path.mkdir(parents=True, exist_ok=True)
             occupied = any(path.iterdir())
@@ -50,7 +53,7 @@ class RunWriter:
             )
 
     def write(self, record: RunRecord) -> None:
-        """Rewrites the folder: samples first, the manifest last.
+        """Rewrites the folder: samples and items first, the manifest last.
 
         Raises:
             RecordError: The record holds NaN or infinity, or the folder cannot be written.
@@ -59,10 +62,12 @@ class RunWriter:
             "schema_version": record.schema_version,
             "run_id": record.run_id,
             "status": record.status,
-            "files": [SUMMARY, SAMPLES],
+            "files": [SUMMARY, SAMPLES, *([ITEMS] if self.items else [])],
         }
         summary = record.model_dump(mode="json")
         self._replace(SAMPLES, lambda part: pq.write_table(self.samples.table(), part))
+        if self.items:
+            self._replace(ITEMS, lambda part: pq.write_table(items_table(self.items), part))
         self._replace(SUMMARY, lambda part: part.write_text(self._json(SUMMARY, summary)))
         self._replace(MANIFEST, lambda part: part.write_text(self._json(MANIFEST, manifest)))
 
@@ -127,6 +132,21 @@ def read_samples(path: Path) -> pd.DataFrame:
     except (pa.ArrowException, OSError) as error:
         raise RecordError(samples, f"is damaged: {str(error).splitlines()[0]}") from error
     return frame
+
+
+def read_items(path: Path) -> tuple[ItemScore, ...]:
+    """Returns the items of a run's tasks; none where no task was scored.
+
+    Raises:
+        RecordError: The file is damaged.
+    """
+    items = path / ITEMS
+    if not items.exists():
+        return ()
+    try:
+        return items_of(pq.read_table(items))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RecordError(items, f"is damaged: {str(error).splitlines()[0]}") from error
 
 
 def _load_json(path: Path) -> object:

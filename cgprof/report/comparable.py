@@ -56,7 +56,7 @@ def other_differences(a: RunRecord, b: RunRecord) -> tuple[Difference, ...]:
 def _deciding_facts(record: RunRecord) -> dict[str, str]:
     environment, device = record.environment, record.environment.device
     measure = record.config.measure.model_dump(exclude={"device"})
-    card = record.model.model_dump(exclude={"dtype", "sources"})
+    card = record.model.model_dump(exclude={"dtype", "sources", "directory"})
     return {
         "device": device.name if device else _NO_DEVICE,
         "cpu": environment.cpu or _NO_DEVICE,

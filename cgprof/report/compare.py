@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cgprof.record.store import read_run, read_samples
+from cgprof.record.store import read_items, read_run, read_samples
 from cgprof.report.changes import RULE, Change, Verdict, worst
 from cgprof.report.comparable import Difference, other_differences, require_comparable
 from cgprof.report.headline import recorder_line
@@ -21,9 +21,10 @@ from cgprof.report.pairing import (
     twins_beside_plain,
     unmatched,
 )
+from cgprof.report.scores import ScorePair, compare_scores, verdicts_table
 
 _JUDGED_LINE = (
-    f"judged: launch and device time ({', '.join(JUDGED)}), parity, keys lost; "
+    f"judged: launch and device time ({', '.join(JUDGED)}), parity, keys lost, scores by replay; "
     "shown only: eager, nodes, memory (one reading each, no interval)"
 )
 _COLUMNS = {
@@ -49,12 +50,14 @@ class Comparison:
     pairs: tuple[Pair, ...]
     twins: tuple[Pair, ...]
     unmatched: tuple[Unmatched, ...]
+    scores: tuple[ScorePair, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
         """One word for the whole; twins beside plain keys are shown and not judged."""
         found = [pair.verdict for pair in self.pairs]
-        return worst(found + [one.verdict for one in self.unmatched if one.verdict])
+        found += [one.verdict for one in self.unmatched if one.verdict]
+        return worst(found + [score.verdict for score in self.scores if score.verdict])
 
     def to_text(self) -> str:
         """Returns the comparison for reading."""
@@ -63,6 +66,9 @@ class Comparison:
             blocks.append(_twins_table(self.twins).to_text())
         alone = [one_line(f"{one.label}: {one.reason}") for one in self.unmatched]
         blocks.append("\n".join(["keys without a partner", *(alone or ["(none)"])]))
+        if self.scores:
+            blocks.append("\n".join(["accuracy", *(pair.to_text() for pair in self.scores)]))
+            blocks.append(_verdicts_table(self.scores).to_text())
         memory = [
             f"{name}: {side.memory.to_text() if side.memory else 'graph memory: -'}"
             for name, side in (("A", self.a), ("B", self.b))
@@ -86,6 +92,7 @@ class Comparison:
             "keys": [_json_pair(pair) for pair in self.pairs],
             "twins": [_json_pair(pair) for pair in self.twins],
             "unmatched": [asdict(one) for one in self.unmatched],
+            "accuracy": [_json_score(pair) for pair in self.scores],
         }
         return json.dumps(document, indent=2, allow_nan=False)
 
@@ -129,12 +136,18 @@ def compare_sides(a: Side, b: Side, *, force: bool = False) -> Comparison:
         pairs=tuple(matched(a, b)),
         twins=tuple(twins_beside_plain(a, b)),
         unmatched=tuple(unmatched(a, b)),
+        scores=compare_scores(a.record.accuracy, a.items, b.record.accuracy, b.items),
     )
 
 
 def _read_side(path: str | Path) -> Side:
     folder = Path(path)
-    return Side(path=str(path), record=read_run(folder), samples=read_samples(folder))
+    return Side(
+        path=str(path),
+        record=read_run(folder),
+        samples=read_samples(folder),
+        items=read_items(folder),
+    )
 
 
 def _pairs_table(pairs: tuple[Pair, ...]) -> Table:
@@ -143,6 +156,10 @@ def _pairs_table(pairs: tuple[Pair, ...]) -> Table:
         columns=_COLUMNS | {"verdict": "verdict"},
         rows=tuple((*_cells(pair), pair.verdict) for pair in pairs),
     )
+
+
+def _verdicts_table(scores: tuple[ScorePair, ...]) -> Table:
+    return verdicts_table([pair.found for pair in scores if pair.found], "scores of both runs")
 
 
 def _twins_table(pairs: tuple[Pair, ...]) -> Table:
@@ -185,6 +202,17 @@ def _json_side(side: Side) -> dict[str, object]:
         "plain_bytes": memory.plain_bytes if memory else None,
         "total_bytes": memory.whole_bytes if memory else None,
         "headline": memory.to_text() if memory else None,
+    }
+
+
+def _json_score(pair: ScorePair) -> dict[str, object]:
+    return {
+        "task": pair.task,
+        "kind": pair.kind,
+        "phase": pair.phase,
+        "reason": pair.reason,
+        "verdict": pair.verdict,
+        "found": pair.found.model_dump(mode="json") if pair.found else None,
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cgprof.record.types import GraphRecord, LaunchStats, RankRecord, RunRecord
+from cgprof.report.accuracy import accuracy_line
 from cgprof.report.layout import format_ratio, ratio
 from cgprof.units import format_bytes, format_gib
 
@@ -74,6 +75,9 @@ def headline_lines(record: RunRecord) -> list[str]:
         steps = _steps_line(rank)
         if steps:
             lines.append(prefix + steps)
+    accuracy = accuracy_line(record)
+    if accuracy:
+        lines.append(accuracy)
     if record.config.microbatch.enabled and len(record.ranks) <= 1:
         lines.append("exchange is a loopback: there was nothing to hide")
     return lines

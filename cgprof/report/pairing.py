@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from cgprof.record.types import GraphRecord, LaunchStats, RunRecord, StageStats
+from cgprof.record.types import GraphRecord, ItemScore, LaunchStats, RunRecord, StageStats
 from cgprof.report.changes import Change, Verdict, change_of, samples_of, worst
 from cgprof.report.headline import GraphMemoryLine, graph_memory, key_memory_bytes
 from cgprof.report.parity import FAIL, PASS, key_verdict
@@ -28,6 +28,7 @@ class Side:
     path: str
     record: RunRecord
     samples: pd.DataFrame
+    items: tuple[ItemScore, ...] = ()
 
     @property
     def graphs(self) -> dict[GraphKey, GraphRecord]:

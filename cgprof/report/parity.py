@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from cgprof.record.types import GraphRecord, ParityResult
@@ -36,8 +37,11 @@ def key_verdict(graph: GraphRecord) -> str:
     return PASS if len(passed) == len(verdicts) else f"{PASS} {len(passed)} of {len(verdicts)}"
 
 
-def legs_table(graphs: Sequence[GraphRecord]) -> Table:
-    """Returns one row a leg over all keys; the notes name each key that did not pass."""
+def legs_table(graphs: Sequence[GraphRecord], *, cases: bool = True) -> Table:
+    """Returns one row a leg over all keys; the notes name each key that did not pass.
+
+    `cases` lists what was varied, batch by batch; else the notes say which contexts were.
+    """
     columns = {
         "leg": "leg",
         "keys": "keys",
@@ -73,11 +77,18 @@ def legs_table(graphs: Sequence[GraphRecord]) -> Table:
                 _largest(result.tolerance for result in results),
             )
         )
-        cases = dict.fromkeys(case for result in results for case in result.cases)
-        if cases:
-            notes.append(f"cases of {leg}: {', '.join(cases)}")
+        found = dict.fromkeys(case for result in results for case in result.cases)
+        if found and cases:
+            notes.append(f"cases of {leg}: {', '.join(found)}")
+        elif found:
+            notes.append(f"{leg}: {len(found)} batches, contexts {_contexts(found)}")
     notes += [_complaint(graph, result) for graph in graphs for result in _not_passed(graph)]
     return Table(title="parity", columns=columns, rows=tuple(rows), notes=tuple(notes))
+
+
+def _contexts(cases: Iterable[str]) -> str:
+    texts = " ".join(case.rpartition("contexts")[2] for case in cases)
+    return " ".join(map(str, sorted({int(number) for number in re.findall(r"\d+", texts)})))
 
 
 def _not_passed(graph: GraphRecord) -> list[ParityResult]:

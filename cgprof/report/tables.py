@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 from cgprof.record.types import GraphRecord, RankRecord, RunRecord, StageStats
+from cgprof.report.check import check_text
 from cgprof.report.headline import headline_lines, key_memory_bytes, measured_lines, recorder_line
 from cgprof.report.layout import Cell, Table, one_line, ratio
 from cgprof.report.parity import key_verdict, legs_table
+from cgprof.report.scores import scores_table, verdicts_table
 from cgprof.report.sections import (
     keys_table,
     memory_table,
@@ -57,7 +59,10 @@ def report_text(record: RunRecord) -> str:
     """Returns everything a run recorded, for reading."""
     blocks = ["\n".join(_header_lines(record)), plan_table(record.plan).to_text()]
     blocks.append(capture_table(record))
+    if record.check is not None:
+        blocks.append(check_text(record, scores=False))
     blocks += [table.to_text() for rank in record.ranks for table in _details(rank)]
+    blocks += [table.to_text() for table in _accuracy(record)]
     for title, lines in (
         ("warnings", _warnings(record)),
         ("failures", _failures(record)),
@@ -83,6 +88,7 @@ def report_json(record: RunRecord) -> str:
         "measured": measured_lines(record),
         "plan": _json_table(plan_table(record.plan)),
         "ranks": [_json_rank(record, rank) for rank in record.ranks],
+        "accuracy": {table.title: _json_table(table) for table in _accuracy(record)},
         "warnings": _warnings(record),
         "failures": [failure.model_dump() for failure in record.failures],
         "notes": list(record.notes),
@@ -134,6 +140,13 @@ def _details(rank: RankRecord) -> tuple[Table, ...]:
         totals_table(rank),
         keys_table(rank),
     )
+
+
+def _accuracy(record: RunRecord) -> tuple[Table, ...]:
+    """Scores and verdicts of a run that was asked for them."""
+    if not record.accuracy:
+        return ()
+    return scores_table(record.accuracy), verdicts_table(record.verdicts)
 
 
 def _json_rank(record: RunRecord, rank: RankRecord) -> dict[str, object]:

@@ -19,7 +19,7 @@ class StagingPool:
         self._slots = [
             torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=pin) for _ in range(depth)
         ]
-        self._arrays: list[NDArray[np.uint8]] = [slot.numpy() for slot in self._slots]
+        self.arrays: list[NDArray[np.uint8]] = [slot.numpy() for slot in self._slots]
         self._read = [torch.cuda.Event() for _ in range(depth)] if pin else None
         self._used = [False] * depth
         self._next = 0
@@ -30,7 +30,7 @@ class StagingPool:
         self._next = (index + 1) % len(self._slots)
         if self._read is not None and self._used[index]:
             self._read[index].synchronize()
-        return index, self._arrays[index]
+        return index, self.arrays[index]
 
     def upload(self, index: int, num_bytes: int, target: torch.Tensor) -> None:
         """Enqueues one copy of the slot's first `num_bytes` into `target`."""

@@ -5,6 +5,7 @@ import pytest
 
 from cgprof.batch.request import Request
 from cgprof.engine.engine import serve
+from cgprof.errors import ConfigError, DeviceError
 from cgprof.shapes import CapturePolicy, DecisionReason
 from tests.support.builders import captured_engine, tiny_run
 
@@ -82,3 +83,71 @@ def test_cache_that_is_too_small_for_all_serves_the_same_tokens():
         assert engine.scheduler.num_preemptions > 0
         assert engine.pool.num_free == 13
     assert tight == roomy
+
+
+@pytest.mark.parametrize("mark", [1, 4, 8])
+def test_refilling_gives_the_same_tokens_and_starts_prompts_only_below_the_mark(mark):
+    with captured_engine(tiny_run(CapturePolicy.NONE)) as engine:
+        at_once = serve(engine, requests())
+        under_way = []
+
+        def watch(prepared, hidden):
+            fresh = engine.table.num_computed[prepared.step.rows] == 0
+            if fresh.any():
+                under_way.append(len(engine.table.requests) - int(fresh.sum()))
+            return engine.runner.finish(prepared, hidden).wait()
+
+        refilled = serve(engine, requests(), choose=watch, refill_below=mark)
+    assert refilled == at_once
+    assert under_way[0] == 0
+    # Rows fill up over several steps of one refilling; only its first one is at the mark.
+    assert min(under_way[-2:]) < mark or mark == 8
+
+
+def test_chosen_tokens_are_what_requests_get():
+    with captured_engine(tiny_run()) as engine:
+
+        def sevens(prepared, hidden):
+            return np.full(prepared.step.shape.num_reqs, 7, np.int64)
+
+        outputs = serve(engine, requests(), choose=sevens)
+    assert {token for tokens in outputs.values() for token in tokens} == {7}
+
+
+@pytest.mark.parametrize("policy", [CapturePolicy.FULL, CapturePolicy.FULL_DECODE_ONLY])
+def test_eager_run_of_the_same_steps_replays_nothing_and_gives_the_same_tokens(policy):
+    with captured_engine(tiny_run(policy, dbo=True)) as engine:
+        replayed = serve(engine, requests())
+        decided = engine.runner.decisions.copy()
+        counts = {key: graph.replays for key, graph in engine.graphs.captured.items()}
+        engine.runner.decisions.clear()
+        eager = serve(engine, requests(), as_eager=True)
+        assert counts == {key: graph.replays for key, graph in engine.graphs.captured.items()}
+        assert {(k.as_eager(), r): n for (k, r), n in decided.items()} == engine.runner.decisions
+    assert eager == replayed
+    assert any(key.is_twin for key, _ in decided)
+
+
+def test_step_that_fails_leaves_no_request_behind():
+    with captured_engine(tiny_run()) as engine:
+        free, calls = engine.pool.num_free, []
+
+        def fail(prepared, hidden):
+            calls.append(prepared)
+            if len(calls) == 3:
+                raise DeviceError("planted")
+            return engine.runner.finish(prepared, hidden).wait()
+
+        with pytest.raises(DeviceError, match="planted"):
+            serve(engine, requests(), choose=fail)
+        assert not engine.scheduler.has_work
+        assert (engine.pool.num_free, engine.table.num_free) == (free, 8)
+        assert len(serve(engine, requests())) == len(requests())
+
+
+def test_one_impossible_request_is_refused_before_any_of_them_starts():
+    with captured_engine(tiny_run(CapturePolicy.NONE)) as engine:
+        too_long = Request(request_id="x", prompt=prompt(1, 300), max_new_tokens=300)
+        with pytest.raises(ConfigError, match="request x"):
+            serve(engine, [*requests(), too_long])
+        assert not engine.scheduler.has_work

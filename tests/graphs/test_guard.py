@@ -1,7 +1,7 @@
 import pytest
 
 from cgprof.errors import CaptureError, ReplayError
-from cgprof.graphs.guard import MIN_COUNT_RATIO, check_addresses, check_nodes
+from cgprof.graphs.guard import check_addresses, check_nodes
 from tests.support.graphs import decode_key
 
 PLAIN, TWIN = decode_key(64), decode_key(64, num_microbatches=2)
@@ -62,8 +62,43 @@ def test_check_nodes_compares_a_twin_with_its_neighbour_too():
         check_nodes(TWIN, kernels(100), {neighbour: kernels(200)})
 
 
-def test_a_lost_microbatch_is_always_far():
-    assert all((n - 1) / n < MIN_COUNT_RATIO for n in (2, 3))
+def twin(num_reqs, num_microbatches):
+    return decode_key(num_reqs, num_microbatches=num_microbatches)
+
+
+def of_size(layers, merges):
+    """Kernels of a graph of `layers` layers of 17, `merges` more in each."""
+    return kernels(2 + layers * (17 + merges))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16])
+def test_one_lost_or_doubled_microbatch_is_seen_for_any_number_of_them(count):
+    key = twin(256, count)
+    captured = {decode_key(256): of_size(48, 0), decode_key(256 // count): of_size(48, 1)}
+    each = of_size(48, 1)["kernel"]
+    check_nodes(key, kernels(count * each), captured)
+    for wrong in (count - 1, count + 1):
+        with pytest.raises(CaptureError, match=f"{count} x {each} of FULL-{256 // count}x"):
+            check_nodes(key, kernels(wrong * each), captured)
+        with pytest.raises(CaptureError, match="some of the work was lost"):
+            check_nodes(key, kernels(wrong * each), {twin(248, count): kernels(count * each)})
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("merges", [0, 1, 2])
+def test_merge_kernels_of_small_batches_do_not_refuse_a_twin(count, merges):
+    key = twin(256, count)
+    captured = {
+        decode_key(256): of_size(48, 0),
+        decode_key(256 // count + 8): of_size(48, 0),
+        decode_key(256 // count - 8): of_size(48, 2),
+        twin(272, count): kernels(count * of_size(48, 0)["kernel"]),
+    }
+    check_nodes(key, kernels(count * of_size(48, merges)["kernel"]), captured)
+
+
+def test_merge_kernels_of_small_batches_do_not_refuse_a_plain_key():
+    check_nodes(decode_key(8), of_size(48, 2), {decode_key(256): of_size(48, 0)})
 
 
 def test_check_addresses_names_only_what_moved():

@@ -11,6 +11,14 @@ def _ints(values: list[int]) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+def _slots(table, starts, query_lens, block_size):
+    positions, out = np.empty((2, int(query_lens.sum())), np.int64)
+    token_positions(starts, query_lens, positions)
+    token_rows = np.repeat(np.arange(query_lens.size), query_lens)
+    compute_slots(table, token_rows, positions, block_size, out)
+    return out
+
+
 def test_positions_count_up_from_each_start():
     out = np.empty(6, np.int64)
     token_positions(_ints([5, 0, 15, 9]), _ints([1, 3, 2, 0]), out)
@@ -18,15 +26,12 @@ def test_positions_count_up_from_each_start():
 
 
 def test_slots_follow_the_table_across_a_block_edge():
-    table = _ints([[7, 0, 0], [3, 9, 4]])
-    out = np.empty(4, np.int64)
-    compute_slots(table, _ints([2, 3]), _ints([1, 3]), 4, out)
+    out = _slots(_ints([[7, 0, 0], [3, 9, 4]]), _ints([2, 3]), _ints([1, 3]), 4)
     assert out.tolist() == [7 * 4 + 2, 3 * 4 + 3, 9 * 4, 9 * 4 + 1]
 
 
 def test_slots_past_two_to_the_31_do_not_wrap():
-    out = np.empty(1, np.int64)
-    compute_slots(_ints([[2**28]]), _ints([1]), _ints([1]), 16, out)
+    out = _slots(_ints([[2**28]]), _ints([1]), _ints([1]), 16)
     assert out.tolist() == [2**32 + 1]
 
 
@@ -40,8 +45,7 @@ def test_slots_never_collide_and_agree_with_a_loop(lengths, block_size):
     width = 64 // block_size
     table = BlockTable(len(lengths), width, block_size, BlockPool(1 + width * len(lengths)))
     table.ensure(np.arange(len(lengths), dtype=np.int32), starts + query_lens)
-    out = np.empty(int(query_lens.sum()), np.int64)
-    compute_slots(table.array, starts, query_lens, block_size, out)
+    out = _slots(table.array, starts, query_lens, block_size)
     expected = [
         int(table.array[r, p // block_size]) * block_size + p % block_size
         for r, (start, length) in enumerate(lengths)

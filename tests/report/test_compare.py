@@ -67,7 +67,8 @@ def test_plain_against_dbo_reads_as_agreed():
         "and the median moves by more than 5 %\n"
         "same: the interval lies within 5 % of 1, or excludes 1 while the median moves by 5 % or "
         "less; all else is inconclusive\n"
-        "judged: launch and device time (replay, round robin, device), parity, keys lost; "
+        "judged: launch and device time (replay, round robin, device), parity, keys lost, "
+        "scores by replay; "
         "shown only: eager, nodes, memory (one reading each, no interval)\n"
         "verdict: same"
     )
