@@ -13,7 +13,7 @@ or is read from nobody's block, shows as not finite.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,11 +36,23 @@ _CPU_VARIED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Expected:
-    """The reference's hidden states of a whole filling, and the floor between two references."""
+    """The reference's hidden states of a whole filling, and how far other batch sizes are."""
 
     hidden: torch.Tensor  # [t, D]
     starts: NDArray[np.int64]  # [r] first row of each request
-    floor: Distance
+    floors: dict[int, Distance]  # tokens of a pass -> its distance from `hidden`
+
+    def floor_for(self, key: GraphKey) -> Distance:
+        """The floor at the sizes around a pass of the key, a microbatch of a twin being a pass."""
+        tokens = key.num_tokens // key.num_microbatches
+        sizes = sorted(self.floors)
+        below = [size for size in sizes if size <= tokens][-1:]
+        above = [size for size in sizes if size >= tokens][:1]
+        around = [self.floors[size] for size in below + above]
+        return Distance(
+            worst=max(floor.worst for floor in around),
+            median=max(floor.median for floor in around),
+        )
 
 
 class ParityChecker:
@@ -80,7 +92,7 @@ class ParityChecker:
             engine.live.clear()  # the next key must not inherit a spoilt cache
         return (
             exact.result(exact.is_exact),
-            self._verdict(near, torch.cat(errors), expected.floor),
+            self._verdict(near, torch.cat(errors), expected.floor_for(key)),
             poisoned.result(poisoned.is_exact and not poisoned.faults),
         )
 
@@ -124,7 +136,10 @@ class ParityChecker:
         return step
 
     def _reference(self, filling: Filling, whole: Step) -> _Expected:
-        """Two references of all requests: in one pass, and in passes of 1, 2, 4, .. requests."""
+        """Two references of all requests: in one pass, and in passes of 1, 2, 4, .. requests.
+
+        Small passes come several times: one token alone says little about its size.
+        """
         known = self._expected.get(filling)
         if known is not None:
             return known
@@ -132,18 +147,16 @@ class ParityChecker:
         budget = engine.config.limits.max_num_batched_tokens
         hidden = engine.reference(chunk=budget).hidden(whole)
         other = engine.reference(chunk=max(1, budget * 5 // 8))
-        parts, start = [], 0
-        while start < whole.rows.size:
-            part = slice(start, 2 * start + 1)
+        starts = np.cumsum(whole.query_lens, dtype=np.int64) - whole.query_lens
+        errors: dict[int, list[torch.Tensor]] = {}
+        for part in _passes(whole.rows.size):
             step = make_step(whole.rows[part], whole.query_lens[part])
-            padded = step.shape.num_tokens * 3 // 2
-            parts.append(other.hidden(step, padded_tokens=padded))
-            start = 2 * start + 1
-        expected = _Expected(
-            hidden=hidden,
-            starts=np.cumsum(whole.query_lens, dtype=np.int64) - whole.query_lens,
-            floor=distance(token_errors(torch.cat(parts), hidden)),
-        )
+            tokens, first = step.shape.num_tokens, int(starts[part.start])
+            alone = other.hidden(step, padded_tokens=tokens * 3 // 2)
+            found = token_errors(alone, hidden[first : first + tokens])
+            errors.setdefault(tokens, []).append(found)
+        floors = {tokens: distance(torch.cat(parts)) for tokens, parts in errors.items()}
+        expected = _Expected(hidden=hidden, starts=starts, floors=floors)
         self._expected[filling] = expected
         return expected
 
@@ -213,6 +226,18 @@ class ParityChecker:
         plan = self._engine.plan
         ordered = [*plan.plain[:1], *plan.twins[:1], *plan.plain[1:], *plan.twins[1:]]
         return tuple(ordered[: self._engine.config.accuracy.long_context_keys])
+
+
+def _passes(num_reqs: int) -> Iterator[slice]:
+    """Passes of 1, 2, 4, .. requests: four of 1, two of 2 and of 4, then one; and one of all."""
+    start, size = 0, 1
+    while start < num_reqs:
+        for _ in range({1: 4, 2: 2, 4: 2}.get(size, 1)):
+            if start < num_reqs:
+                yield slice(start, min(start + size, num_reqs))
+                start += size
+        size *= 2
+    yield slice(0, num_reqs)
 
 
 def case_step(whole: Step, case: ParityCase, key: GraphKey) -> Step:

@@ -157,12 +157,11 @@ class Engine:
             if self.compute_stream is None
             else CudaRecorder(self.compute_stream, [s for s in (self.comm_stream,) if s])
         )
-        model = self.model  # the engine itself in a closure would be a cycle
         self.graphs = GraphManager(
             self.recorder,
             self.buffers,
             self.output,
-            extra_addresses={"kv_cache": lambda: model.cache_address},
+            extra_addresses={"kv_cache": self.model.cache_address},
             on_failure=self.microbatches.abort if self.microbatches else _nothing,
         )
         self.runner = StepRunner(

@@ -26,7 +26,8 @@ _CAPTURE_FAULTS = (
     (
         900,
         "operation not permitted when stream is capturing",
-        "host sync while capturing: an operation waited for the device, such as .item()",
+        "host sync while capturing: an operation waited for the device, such as .item(), "
+        "or took memory on a stream outside the recording",
     ),
     (
         901,

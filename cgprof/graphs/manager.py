@@ -193,8 +193,8 @@ class GraphManager:
         )
 
     def _addresses(self) -> tuple[int, ...]:
-        addresses = (*self._buffers.addresses(), self._output.data_ptr())
-        return addresses + tuple(read() for read in self._extra) if self._extra else addresses
+        extra = [read() for read in self._extra]
+        return (*self._buffers.addresses(), self._output.data_ptr(), *extra)
 
 
 def _describe(error: Exception) -> str:

@@ -178,7 +178,6 @@ class Decoder:
         if not self.config.tied_embeddings:
             yield "lm_head.weight", self._head
 
-    @property
     def cache_address(self) -> int:
         """Where the bound cache lies; 0 while none is bound."""
         return self._caches[0].data_ptr() if self._caches else 0

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from cgprof.accuracy.parity import ParityChecker
 from cgprof.errors import CaptureError, MicrobatchError, RecordingError, ReplayError
 from cgprof.graphs.dispatch import eager_key
 from cgprof.shapes import BatchShape
@@ -113,16 +114,46 @@ def test_host_sync_in_the_third_of_eight_captures_is_named_in_plain_words(device
 
 
 @on_devices
+def test_capture_that_fails_with_its_microbatches_parked_frees_them(device):
+    def refuse(work):
+        raise ValueError("planted")
+
+    with engine_on(device) as engine:
+        with nothing_left_behind(engine), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine.recorder, "record", refuse)
+            with pytest.raises(CaptureError, match=f"capture of {TWIN} failed: ValueError: plan"):
+                engine.capture(TWIN, mark_nothing)
+        engine.capture(TWIN, mark_nothing)
+        check_replays(engine)
+
+
+@on_devices
 def test_work_that_ran_elsewhere_leaves_an_empty_graph(device):
+    # On a stream that is not captured, CUDA refuses the first memory that the pass takes.
+    words = {"cpu": "the graph is empty", "cuda": "(the graph is empty|.*outside the recording)"}
     with engine_on(device, dbo=False) as engine:
         with (
             nothing_left_behind(engine),
             around_pass(engine, runs_elsewhere),
-            pytest.raises(CaptureError, match=f"capture of {PLAIN} failed: the graph is empty"),
+            pytest.raises(CaptureError, match=f"capture of {PLAIN} failed: {words[device]}"),
         ):
             engine.capture(PLAIN, mark_nothing)
         engine.capture(PLAIN, mark_nothing)
         check_replays(engine)
+
+
+def test_part_that_ran_elsewhere_fails_the_replay_leg_when_no_neighbour_shows_it():
+    with engine_on("cpu", dbo=False) as engine:
+        with in_last_layer(engine, runs_elsewhere):
+            engine.capture(PLAIN, mark_nothing)
+        results = ParityChecker(engine).check(PLAIN)
+        assert results[0].leg == "replay-eager"
+        assert results[0].passed is False
+        engine.graphs.drop(PLAIN)
+        engine.capture(decode_key(8), mark_nothing)
+        said = r"the graph has \d+ kernels where FULL-8x8q1 has"
+        with in_last_layer(engine, runs_elsewhere), pytest.raises(CaptureError, match=said):
+            engine.capture(PLAIN, mark_nothing)
 
 
 def adds_elsewhere(part, x):
