@@ -5,12 +5,12 @@ reference's. Two numbers sum up a batch: the worst token, which shows a fault in
 median, which shows a small fault in all rows even where one token's experts flip.
 
 The allowance is four times the floor, which is the same two numbers for two eager references that
-differ in batch sizes, padding and prefill chunks only, at about the size of the key: sizes run by
-other kernels are further apart. Rounding alone separates those two, and the step differs from
-either in the same way. Four leaves room for the spread of a maximum over
-few tokens. A position off by one moves the median token of the tests' model by 8 percent, a
-length short by one by 5. Where the floor is tiny because both references happened to use equal
-kernels, the least allowance below holds; no allowance reaches 1, the error of a row of zeros.
+differ in prefill chunks and in batch size only: one pass of many requests, and passes of the very
+size of the key, since libraries choose kernels by size. Rounding alone separates those two, and
+the step differs from either in the same way. Four leaves room for the spread of a maximum over few
+tokens. A position off by one moves the median token of the tests' model by 8 percent, a length
+short by one by 5. Where the floor is tiny because both references happened to use equal kernels,
+the least allowance below holds; no allowance reaches 1, the error of a row of zeros.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ or is read from nobody's block, shows as not finite.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,7 @@ from cgprof.accuracy.cases import Filling, ParityCase, cases_for, make_filling
 from cgprof.accuracy.noise import Distance, allowance, block_sums, distance, token_errors
 from cgprof.accuracy.tally import Outcome, Tally
 from cgprof.engine.live import make_step
+from cgprof.engine.reference import Reference
 from cgprof.engine.step import CLEAN, PaddingFill
 from cgprof.engine.types import Step
 from cgprof.engine.worker import Engine
@@ -36,23 +37,11 @@ _CPU_VARIED = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Expected:
-    """The reference's hidden states of a whole filling, and how far other batch sizes are."""
+    """The reference's hidden states of a whole filling, in one pass; and a second reference."""
 
     hidden: torch.Tensor  # [t, D]
     starts: NDArray[np.int64]  # [r] first row of each request
-    floors: dict[int, Distance]  # tokens of a pass -> its distance from `hidden`
-
-    def floor_for(self, key: GraphKey) -> Distance:
-        """The floor at the sizes around a pass of the key, a microbatch of a twin being a pass."""
-        tokens = key.num_tokens // key.num_microbatches
-        sizes = sorted(self.floors)
-        below = [size for size in sizes if size <= tokens][-1:]
-        above = [size for size in sizes if size >= tokens][:1]
-        around = [self.floors[size] for size in below + above]
-        return Distance(
-            worst=max(floor.worst for floor in around),
-            median=max(floor.median for floor in around),
-        )
+    other: Reference  # with contexts computed in other chunks
 
 
 class ParityChecker:
@@ -92,7 +81,7 @@ class ParityChecker:
             engine.live.clear()  # the next key must not inherit a spoilt cache
         return (
             exact.result(exact.is_exact),
-            self._verdict(near, torch.cat(errors), expected.floor_for(key)),
+            self._verdict(near, torch.cat(errors), self._floor(key, filling, whole, expected)),
             poisoned.result(poisoned.is_exact and not poisoned.faults),
         )
 
@@ -136,10 +125,7 @@ class ParityChecker:
         return step
 
     def _reference(self, filling: Filling, whole: Step) -> _Expected:
-        """Two references of all requests: in one pass, and in passes of 1, 2, 4, .. requests.
-
-        Small passes come several times: one token alone says little about its size.
-        """
+        """Two references of all requests, whose contexts were computed in other chunks."""
         known = self._expected.get(filling)
         if known is not None:
             return known
@@ -148,15 +134,7 @@ class ParityChecker:
         hidden = engine.reference(chunk=budget).hidden(whole)
         other = engine.reference(chunk=max(1, budget * 5 // 8))
         starts = np.cumsum(whole.query_lens, dtype=np.int64) - whole.query_lens
-        errors: dict[int, list[torch.Tensor]] = {}
-        for part in _passes(whole.rows.size):
-            step = make_step(whole.rows[part], whole.query_lens[part])
-            tokens, first = step.shape.num_tokens, int(starts[part.start])
-            alone = other.hidden(step, padded_tokens=tokens * 3 // 2)
-            found = token_errors(alone, hidden[first : first + tokens])
-            errors.setdefault(tokens, []).append(found)
-        floors = {tokens: distance(torch.cat(parts)) for tokens, parts in errors.items()}
-        expected = _Expected(hidden=hidden, starts=starts, floors=floors)
+        expected = _Expected(hidden=hidden, starts=starts, other=other)
         self._expected[filling] = expected
         return expected
 
@@ -167,6 +145,28 @@ class ParityChecker:
         )
         hidden = expected.hidden[torch.from_numpy(rows)]
         return Outcome(hidden=hidden, tokens=greedy_tokens(self._engine, hidden, step))
+
+    def _floor(self, key: GraphKey, filling: Filling, whole: Step, expected: _Expected) -> Distance:
+        """How far the second reference, in passes of the key's own size, is from the first.
+
+        Which kernels a library takes depends on the size, often in no order; so the floor is
+        measured at the very size of the key, and at that of its microbatches.
+        """
+        errors = []
+        width = key.num_tokens // key.num_microbatches
+        for case in cases_for(key, filling):
+            step = case_step(whole, case, key)
+            wanted = self._expected_of(case, step, expected).hidden
+            rows = np.array_split(np.arange(step.rows.size), key.num_microbatches)
+            parts = [
+                make_step(step.rows[part], step.query_lens[part]) for part in rows if part.size
+            ]
+            passes = [
+                expected.other.hidden(part, padded_tokens=max(width, part.shape.num_tokens))
+                for part in parts
+            ]
+            errors.append(token_errors(torch.cat(passes), wanted))
+        return distance(torch.cat(errors))
 
     def _check_unsplit(self, near: Tally, key: GraphKey, step: Step, replay: Outcome) -> None:
         """In a batch-invariant run a twin equals the whole batch bit by bit."""
@@ -226,18 +226,6 @@ class ParityChecker:
         plan = self._engine.plan
         ordered = [*plan.plain[:1], *plan.twins[:1], *plan.plain[1:], *plan.twins[1:]]
         return tuple(ordered[: self._engine.config.accuracy.long_context_keys])
-
-
-def _passes(num_reqs: int) -> Iterator[slice]:
-    """Passes of 1, 2, 4, .. requests: four of 1, two of 2 and of 4, then one; and one of all."""
-    start, size = 0, 1
-    while start < num_reqs:
-        for _ in range({1: 4, 2: 2, 4: 2}.get(size, 1)):
-            if start < num_reqs:
-                yield slice(start, min(start + size, num_reqs))
-                start += size
-        size *= 2
-    yield slice(0, num_reqs)
 
 
 def case_step(whole: Step, case: ParityCase, key: GraphKey) -> Step:
