@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -202,25 +203,27 @@ class Engine:
         limits, model = self.config.limits, self.model_config
         shape = (2, limits.block_size, model.num_kv_heads, model.head_dim)
         block_bytes = model.num_layers * torch.Size(shape).numel() * self.dtype.itemsize
-        wanted = limits.num_gpu_blocks_override or 1 + limits.max_num_seqs * width
-        blocks = wanted
-        if self.device.type == "cuda":
-            free, total = torch.cuda.mem_get_info()
-            room = free - int(total * (1 - limits.gpu_memory_utilization))
-            if limits.num_gpu_blocks_override is None:
-                blocks = min(wanted, room // block_bytes)
-            if blocks <= width or blocks * block_bytes > free:
-                raise DeviceError(
-                    f"the KV cache needs at least {(width + 1) * block_bytes} bytes for one "
-                    f"request of max_model_len {limits.max_model_len}, the device has {room} left "
-                    "of its share; lower --max-model-len or raise --gpu-memory-utilization"
-                )
+        free, total = device_memory(self.device)
+        kept_free = 1 - limits.gpu_memory_utilization if self.device.type == "cuda" else 0
+        room = free - int(total * kept_free)
+        blocks = limits.num_gpu_blocks_override or min(
+            1 + limits.max_num_seqs * width, room // block_bytes
+        )
+        if blocks * block_bytes > free:
+            raise DeviceError(
+                f"a KV cache of {blocks} blocks takes {blocks * block_bytes} bytes, the device has "
+                f"{free} free; lower --num-gpu-blocks-override"
+            )
+        if blocks <= width:
+            raise DeviceError(
+                f"the KV cache needs at least {(width + 1) * block_bytes} bytes for one "
+                f"request of max_model_len {limits.max_model_len}, the device has {room} left "
+                "of its share; lower --max-model-len or raise --gpu-memory-utilization"
+            )
         return torch.zeros((model.num_layers, blocks, *shape), dtype=self.dtype, device=self.device)
 
     def _check_room(self, needed: int, what: str) -> None:
-        if self.device.type != "cuda":
-            return
-        free, total = torch.cuda.mem_get_info()
+        free, total = device_memory(self.device)
         if needed > free:
             raise DeviceError(
                 f"{what} of {self.model_config.name} take {needed} bytes, the device has {free} "
@@ -241,6 +244,18 @@ class Engine:
         if self.compute_stream is None or self.comm_stream is None:
             return PlainHandoff()
         return StreamHandoff(self.compute_stream, self.comm_stream)
+
+
+def device_memory(device: torch.device) -> tuple[int, int]:
+    """Returns the free and the total bytes of a device; of the host for the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError), open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024, total
+    return total, total
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -1,0 +1,26 @@
+import pytest
+
+from cgprof.engine.worker import device_memory
+from cgprof.errors import DeviceError
+from tests.support.builders import build_engine, tiny_model, tiny_run
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_model_that_cannot_fit_is_refused_before_its_weights_are_made(device):
+    model = tiny_model(vocab_size=10**12)
+    with pytest.raises(DeviceError, match=r"the weights of tiny take \d{15} bytes, the device has"):
+        build_engine(tiny_run(device=device), model)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_cache_that_cannot_fit_is_refused_with_its_bytes(device):
+    run = tiny_run(device=device, num_gpu_blocks_override=10**9)
+    with pytest.raises(DeviceError, match="lower --num-gpu-blocks-override"):
+        build_engine(run)
+
+
+def test_device_memory_of_the_host_is_what_is_available():
+    import torch
+
+    free, total = device_memory(torch.device("cpu"))
+    assert 0 < free <= total
