@@ -124,7 +124,8 @@ def _started(
     policy, plan = plan_run(run, model)
     stamp = datetime.now(UTC)
     name = f"{stamp:%Y%m%dT%H%M%SZ}_{model.name}_{policy.policy.value}"
-    writer = RunWriter(output_dir or Path("runs") / name, force=force)
+    folder = output_dir or Path("runs") / name
+    writer = RunWriter(folder, force=force, numbered=output_dir is None)
     progress(f"building {model.name}")
     engine = Engine(run, model, plan)
     try:
@@ -159,15 +160,17 @@ class _Job:
 
     @property
     def failed(self) -> bool:
-        """Whether a key failed."""
-        return any(graph.failure for graph in self._graphs)
+        """Whether a key, or anything outside the keys, failed."""
+        return bool(self.record.failures) or any(graph.failure for graph in self._graphs)
 
     def begin(self, run_id: str, policy: ResolvedPolicy, stamp: datetime) -> None:
         """Opens the record with what is known before any capture."""
         engine = self._engine
         device, self._nvml, doubt = current_device(engine.device)
+        floor_ns, overhead_ns = timer_floor_ns(self._clock), recording_overhead_ns(self._clock)
+        environment, notes = collect(device), _notes(engine, doubt)
         self.record = RunRecord(
-            run_id=run_id,
+            run_id=run_id + self._writer.claim(),
             status="partial",
             recorder=engine.recorder.kind,
             started_at=stamp.isoformat(timespec="seconds"),
@@ -175,10 +178,10 @@ class _Job:
             config_fingerprint=fingerprint(engine.config, engine.model_config),
             model=engine.model_config,
             plan=plan_record(policy, engine.plan),
-            environment=collect(device),
-            timer_floor_ns=timer_floor_ns(self._clock),
-            recording_overhead_ns=recording_overhead_ns(self._clock),
-            notes=_notes(engine, doubt),
+            environment=environment,
+            timer_floor_ns=floor_ns,
+            recording_overhead_ns=overhead_ns,
+            notes=notes,
         )
         self._seconds["start to engine ready"] = time.monotonic() - self._started
         self.save("partial")

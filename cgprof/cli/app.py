@@ -5,6 +5,7 @@ Nothing heavy is imported here or at the top of a command's module; `--help` sta
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -18,6 +19,8 @@ from cgprof.errors import CgprofError
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
+_OUTPUT_LOST = 3
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _EXIT_CODES = """Exit codes:
 
@@ -25,7 +28,7 @@ _EXIT_CODES = """Exit codes:
 0  done; compare: no difference that matters
 1  a check failed; compare: regression
 2  bad usage, config or input
-3  a capture, a device or a rank failed
+3  a capture, a device, a rank or writing the output failed
 4  check, compare: inconclusive, with --fail-on-inconclusive"""
 
 
@@ -42,7 +45,7 @@ class ErrorsToExitCodes(TyperGroup):
             try:
                 return super().invoke(ctx)
             finally:
-                sys.stdout.flush()
+                _flush_stdout()
         except CgprofError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(error.exit_code) from error
@@ -50,9 +53,26 @@ class ErrorsToExitCodes(TyperGroup):
             typer.echo("interrupted", err=True)
             raise typer.Exit(_INTERRUPTED) from error
         except BrokenPipeError as error:
-            # What is still buffered has no reader; without this the interpreter complains at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_stdout()
             raise typer.Exit(_BROKEN_PIPE) from error
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            _drop_stdout()
+            typer.echo(f"error: output: {error.strerror}; make room and run again", err=True)
+            raise typer.Exit(_OUTPUT_LOST) from error
+
+
+def _flush_stdout() -> None:
+    # The interpreter has no stream where the caller closed stdout.
+    if sys.stdout is None:
+        raise CgprofError("output: stdout is closed; redirect it to a file or to /dev/null")
+    sys.stdout.flush()
+
+
+def _drop_stdout() -> None:
+    """Sends what is still buffered nowhere, or the interpreter complains of it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 app = typer.Typer(

@@ -26,7 +26,8 @@ def devices(output_format: options.Format = OutputFormat.TEXT) -> None:
     if not found:
         raise DeviceError(
             "no NVIDIA device is visible to this process; check the driver and "
-            "CUDA_VISIBLE_DEVICES, or run with --device cpu"
+            "CUDA_VISIBLE_DEVICES; capture, check and generate run on the CPU with "
+            "--device cpu"
         )
     if output_format is OutputFormat.JSON:
         typer.echo(json.dumps([device.model_dump(mode="json") for device in found], indent=2))

@@ -86,13 +86,51 @@ def _model_has_positions(run: RunConfig, model: ModelConfig) -> Iterator[ConfigE
         )
 
 
+def _block_fits_length(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    size, length = run.limits.block_size, run.limits.max_model_len
+    if size > length:
+        yield UnsupportedError(
+            spell("limits.block_size"),
+            f"{size} is above max_model_len {length}; lower it",
+        )
+
+
+def _blocks_hold_requests(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    limits, blocks = run.limits, run.limits.num_gpu_blocks_override
+    if blocks is None:
+        return
+    needs = {f"one request of max_model_len {limits.max_model_len}": (1, limits.max_model_len)}
+    if run.capture.policy is not CapturePolicy.NONE:
+        length = run.measure.context_len + _longest_query(run)
+        what = f"the profile's {limits.max_num_seqs} requests (--max-num-seqs) of {length} tokens"
+        needs[what] = (limits.max_num_seqs, length)
+    for what, (num_reqs, length) in needs.items():
+        needed = 1 + num_reqs * -(-length // limits.block_size)
+        if blocks < needed:
+            yield UnsupportedError(
+                spell("limits.num_gpu_blocks_override"),
+                f"{blocks} blocks of {limits.block_size} tokens are too few for {what}: with the "
+                f"reserved block 0 they need {needed}; raise it or leave it out",
+            )
+
+
+def _samples_are_a_range(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    least, most = run.measure.min_samples, run.measure.max_samples
+    if least > most:
+        yield UnsupportedError(
+            spell("measure.min_samples"),
+            f"{least} is above measure.max_samples {most}; lower it or raise the other",
+        )
+
+
 def _longest_query(run: RunConfig) -> int:
     """The longest query of a measured key: its tokens shared evenly among its requests."""
     if run.capture.policy.mixed_mode is not RuntimeMode.FULL:
         return 1
+    most = run.limits.max_num_batched_tokens
     if run.capture.sizes is None:
-        return 2
-    widest = min(max(run.capture.sizes, default=1), run.limits.max_num_batched_tokens)
+        return max(2, -(-min(run.capture.max_size or 1, most) // run.limits.max_num_seqs))
+    widest = min(max(run.capture.sizes, default=1), most)
     return -(-widest // run.limits.max_num_seqs)
 
 
@@ -100,7 +138,10 @@ _RULES: tuple[Rule, ...] = (
     _dbo_needs_experts,
     _thresholds_fill_microbatches,
     _block_size_is_power_of_two,
+    _block_fits_length,
+    _samples_are_a_range,
     _sizes_are_given,
     _model_has_positions,
     _measured_context_fits,
+    _blocks_hold_requests,
 )

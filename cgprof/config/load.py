@@ -86,6 +86,8 @@ def _config_path(name: str) -> Path:
     if bundled is not None:
         return bundled
     path = Path(name)
+    if not name:
+        raise ConfigError("--config", f"is empty; bundled: {', '.join(bundled_names('runs'))}")
     if not path.is_file():
         what = "is a directory" if path.is_dir() else "no such file"
         known = ", ".join(bundled_names("runs"))

@@ -75,6 +75,8 @@ def load_model_card(
 
 def _card_path(name: str, where: str) -> Path:
     path = Path(name)
+    if not name:
+        raise ConfigError(where, f"is empty; bundled: {', '.join(bundled_names('models'))}")
     if path.is_dir():
         inside = path / "config.json"
         if not inside.is_file():
@@ -103,6 +105,8 @@ def _read_object(path: Path) -> dict[str, object]:
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise ConfigError(str(path), f"is not JSON: {place}: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(path), f"cannot be read: {error}") from error
     if not isinstance(card, dict):
         kind = "a list" if isinstance(card, list) else "one value"
         raise ConfigError(str(path), f"holds {kind}, a model card is a JSON object")

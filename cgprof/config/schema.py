@@ -83,7 +83,9 @@ class AccuracyConfig(_Part):
     """Which parity legs run, and at which contexts."""
 
     parity: bool = True
-    contexts: tuple[Positive, ...] = (1, 15, 16, 17, 257, 4096)  # clipped to max_model_len
+    contexts: Annotated[tuple[Positive, ...], Field(min_length=1)] = (
+        *(1, 15, 16, 17, 257, 4096),  # clipped to max_model_len
+    )
     long_context_keys: Annotated[int, Field(ge=0)] = (
         2  # on a CPU, keys that also see the longest ones
     )
@@ -98,7 +100,7 @@ class RunConfig(_Part):
     microbatch: MicrobatchConfig = MicrobatchConfig()
     measure: MeasureConfig = MeasureConfig()
     accuracy: AccuracyConfig = AccuracyConfig()
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
 class RopeConfig(_Part):

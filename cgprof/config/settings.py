@@ -26,10 +26,17 @@ class Settings:
         return path in self._values
 
     def add(self, layer: Mapping[str, object], origin: str = "") -> None:
-        """Lays a layer on top; `origin` is how its errors begin, empty for flags."""
-        for path, value in _leaves(layer):
-            self._values[path] = value
-            self._origins[path] = origin
+        """Lays a layer on top; `origin` is how its errors begin, empty for flags.
+
+        Raises:
+            ConfigError: Its tables lie too deep.
+        """
+        try:
+            leaves = dict(_leaves(layer))
+        except RecursionError as error:
+            raise ConfigError(origin.rstrip(" :") or "settings", "tables lie too deep") from error
+        self._values |= leaves
+        self._origins |= dict.fromkeys(leaves, origin)
 
     def spell(self, path: str) -> str:
         """Returns a setting as its errors name it: origin, path, and flag where it has one."""
@@ -46,8 +53,14 @@ class Settings:
         Raises:
             ConfigError: The first setting that is unknown or wrong.
         """
+        tree = self._tree()
+        for path, value in self._values.items():
+            try:
+                json.dumps(value, default=str)
+            except (ValueError, RecursionError) as error:
+                raise self.error(path, f"no such value: {error}") from error
         try:
-            return RunConfig.model_validate_json(json.dumps(self._tree(), default=str), strict=True)
+            return RunConfig.model_validate_json(json.dumps(tree, default=str), strict=True)
         except ValidationError as error:
             raise self._translate(error) from error
 
@@ -102,13 +115,15 @@ def read_toml(path: Path) -> dict[str, object]:
         raise ConfigError(str(path), "is not a text file") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(str(path), f"is not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(str(path), f"cannot be read: {error}") from error
 
 
 def parse_assignment(text: str) -> tuple[str, object]:
     """Returns path and value of `part.field=value`; what is not a TOML value is a string.
 
     Raises:
-        ConfigError: There is no path or no '='.
+        ConfigError: There is no path or no '=', or the value is too large or lies too deep.
     """
     path, equals, written = text.partition("=")
     if not equals or not path.strip():
@@ -117,6 +132,8 @@ def parse_assignment(text: str) -> tuple[str, object]:
         parsed = tomllib.loads(f"value = {written}")
     except tomllib.TOMLDecodeError:
         parsed = {}
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--set {path.strip()}", f"cannot be read: {error}") from error
     value = parsed["value"] if parsed.keys() == {"value"} else written
     return path.strip(), value
 

@@ -125,7 +125,7 @@ def _read_header(file: Path, header: bytes, data_bytes: int) -> Iterator[tuple[s
             )
             for name, entry in entries.items()
         }
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise ConfigError(str(file), "its safetensors header is damaged") from error
     if end != data_bytes:
         raise ConfigError(
@@ -139,7 +139,7 @@ def _read_index(file: Path) -> dict[str, str]:
         weight_map = dict(json.loads(file.read_text(encoding="utf-8"))["weight_map"])
     except OSError as error:
         raise ConfigError(str(file), f"cannot be read: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ConfigError(str(file), "is not an index of safetensors files") from error
     for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name:

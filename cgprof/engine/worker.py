@@ -214,7 +214,7 @@ class Engine:
                 f"a KV cache of {blocks} blocks takes {blocks * block_bytes} bytes, the device has "
                 f"{free} free; lower --num-gpu-blocks-override"
             )
-        if blocks <= width:
+        if limits.num_gpu_blocks_override is None and blocks <= width:
             raise DeviceError(
                 f"the KV cache needs at least {(width + 1) * block_bytes} bytes for one "
                 f"request of max_model_len {limits.max_model_len}, the device has {room} left "

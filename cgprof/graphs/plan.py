@@ -53,16 +53,26 @@ class CapturePlan:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def default_sizes(max_num_seqs: int, max_num_batched_tokens: int, query_len: int = 1) -> list[int]:
+def default_sizes(
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    query_len: int = 1,
+    max_size: int | None = None,
+) -> list[int]:
     """Returns 1, 2, 4, 8..<256 by 8, 256..cap by 16, and the exact largest decode batch.
 
     cap = min(2 x max_num_seqs x query_len, 512, max_num_batched_tokens). Source: vLLM's defaults;
-    the exact maximum is added so that no decode batch is left to run eager.
+    the exact maximum is added so that no decode batch is left to run eager. A smaller `max_size`
+    cuts the sizes; a larger one raises the cap and is itself a size, if the tokens allow it.
     """
-    cap = min(2 * max_num_seqs * query_len, _DEFAULT_CAP, max_num_batched_tokens)
+    usual = min(2 * max_num_seqs * query_len, _DEFAULT_CAP, max_num_batched_tokens)
+    cap = usual if max_size is None else min(max(usual, max_size), max_num_batched_tokens)
     ladder = [1, 2, 4, *range(8, 256, 8), *range(256, cap + 1, 16)]
     exact = min(max_num_seqs * query_len, max_num_batched_tokens)
-    return sorted({size for size in ladder if size <= cap} | {exact})
+    sizes = {size for size in ladder if size <= cap} | {exact}
+    if cap > usual and cap == max_size:
+        sizes.add(cap)
+    return sorted(size for size in sizes if max_size is None or size <= max_size)
 
 
 def make_plan(
@@ -76,7 +86,7 @@ def make_plan(
     """Returns the plan of a resolved policy; `query_lens` are the uniform lengths that can occur.
 
     Raises:
-        ConfigError: max_num_batched_tokens is below max_num_seqs, or user sizes disagree.
+        ConfigError: max_num_batched_tokens is below max_num_seqs, or sizes disagree or give no key.
     """
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise ConfigError(
@@ -87,8 +97,15 @@ def make_plan(
     skipped: list[SkippedKey] = []
     sizes = _capture_sizes(policy, limits, capture, max(query_lens), skipped)
     plain = list(dict.fromkeys(_plain_keys(policy, sizes, limits, query_lens)))
-    if capture.sizes is not None:
-        _note_unused(sizes, plain, limits, skipped)
+    if policy is not CapturePolicy.NONE and not plain:
+        raise ConfigError(
+            "capture.sizes (--cudagraph-capture-sizes)",
+            f"none of {', '.join(map(str, capture.sizes or sizes))} gives a key of policy "
+            f"{policy.value}: max_num_seqs is {limits.max_num_seqs}, max_num_batched_tokens "
+            f"{limits.max_num_batched_tokens}; choose smaller sizes or leave them out",
+        )
+    asked = sizes if capture.sizes is not None else [s for s in sizes if s == capture.max_size]
+    _note_unused(asked, plain, limits, skipped)
     twins = _twins(plain, microbatch, set(query_lens), skipped)
     plain = _drop_plain(plain, twins, microbatch, skipped)
     keys = tuple(_largest_first(plain) + _largest_first(twins))
@@ -109,8 +126,10 @@ def _capture_sizes(
     if policy is CapturePolicy.NONE:
         return []
     if capture.sizes is None:
-        sizes = default_sizes(limits.max_num_seqs, limits.max_num_batched_tokens, query_len)
-        return [s for s in sizes if capture.max_size is None or s <= capture.max_size]
+        most, tokens = capture.max_size, limits.max_num_batched_tokens
+        if most is not None and most > tokens:
+            skipped.append(_above_tokens(most, tokens))
+        return default_sizes(limits.max_num_seqs, tokens, query_len, most)
     sizes = sorted(set(capture.sizes))
     if capture.max_size is not None and sizes[-1] != capture.max_size:
         raise ConfigError(
@@ -118,12 +137,16 @@ def _capture_sizes(
             f"{capture.max_size} disagrees with the largest of --cudagraph-capture-sizes, "
             f"{sizes[-1]}; give one of the two",
         )
-    for size in sizes:
-        if size > limits.max_num_batched_tokens:
-            reason = f"above max_num_batched_tokens {limits.max_num_batched_tokens}"
-            key = GraphKey(mode=RuntimeMode.FULL, num_tokens=size)
-            skipped.append(SkippedKey(key=key, reason=reason))
-    return [size for size in sizes if size <= limits.max_num_batched_tokens]
+    tokens = limits.max_num_batched_tokens
+    skipped += [_above_tokens(size, tokens) for size in sizes if size > tokens]
+    return [size for size in sizes if size <= tokens]
+
+
+def _above_tokens(size: int, max_num_batched_tokens: int) -> SkippedKey:
+    return SkippedKey(
+        key=GraphKey(mode=RuntimeMode.FULL, num_tokens=size),
+        reason=f"above max_num_batched_tokens {max_num_batched_tokens}",
+    )
 
 
 def _plain_keys(

@@ -21,6 +21,9 @@ Handle = NewType("Handle", object)
 T = TypeVar("T")
 
 _UUID_PREFIXES = ("GPU-", "MIG-")
+_NO_DRIVER = (
+    "; without an NVIDIA driver, capture, check and generate run on the CPU with --device cpu"
+)
 
 
 class FieldUnavailableError(Exception):
@@ -273,5 +276,5 @@ class Pynvml:
                 lib.NVML_ERROR_INVALID_ARGUMENT,
             ):
                 raise DeviceNotFoundError(str(error)) from error
-            hint = "; without an NVIDIA driver use --device cpu" if function is lib.nvmlInit else ""
+            hint = _NO_DRIVER if function is lib.nvmlInit else ""
             raise DeviceError(f"NVML: {function.__name__}: {error}{hint}") from error

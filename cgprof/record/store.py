@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from cgprof.errors import ConfigError, RecordError
 from cgprof.record.items import items_of, items_table
-from cgprof.record.samples import SampleSink
+from cgprof.record.samples import SAMPLE_SCHEMA, SampleSink
 from cgprof.record.types import SCHEMA_VERSION, ItemScore, RunRecord
 
 MANIFEST = "manifest.json"
@@ -25,14 +25,18 @@ SUMMARY = "summary.json"
 SAMPLES = "replays.parquet"
 ITEMS = "items.parquet"  # only where a task was scored
 _PART = ".part"
+_CLAIM = "run.claim"  # there until the first write is whole
 _OUR_FILES = (MANIFEST, SUMMARY, SAMPLES, ITEMS)
 
 
 class RunWriter:
     """Writes one run's folder, again and again as the run grows."""
 
-    def __init__(self, path: Path, *, force: bool = False) -> None:
-        """Makes the folder. With `force`, an older run's files there are replaced, others kept.
+    def __init__(self, path: Path, *, force: bool = False, numbered: bool = False) -> None:
+        """Looks at the folder and leaves it as it is until `claim` or the first write.
+
+        With `force` an older run's files are replaced then, others kept. With `numbered` the
+        folder is always a new one: a number is added to a name that is taken.
 
         Raises:
             ConfigError: The folder is not empty and `force` is off, or it cannot be made.
@@ -40,17 +44,32 @@ class RunWriter:
         self.path = path
         self.samples = SampleSink()
         self.items: list[ItemScore] = []
+        self._force = force
+        self._numbered = numbered
+        self._claimed = False
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            occupied = any(path.iterdir())
-            if occupied and force:
-                self._remove_older_run()
+            if not numbered and not force and path.exists() and any(path.iterdir()):
+                raise self._occupied()
+            parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         except OSError as error:
             raise ConfigError("--output-dir", f"{path}: {error.strerror}") from error
-        if occupied and not force:
-            raise ConfigError(
-                "--output-dir", f"{path} is not empty; choose another folder or give --force"
-            )
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise ConfigError("--output-dir", f"{path}: cannot write in {parent}")
+
+    def claim(self) -> str:
+        """Makes the folder this run's own and returns what was added to its name.
+
+        Raises:
+            ConfigError: Another run took it in the meantime, or it cannot be made.
+        """
+        if self._claimed:
+            return ""
+        try:
+            added = self._make_numbered() if self._numbered else self._take()
+        except OSError as error:
+            raise ConfigError("--output-dir", f"{self.path}: {error.strerror}") from error
+        self._claimed = True
+        return added
 
     def write(self, record: RunRecord) -> None:
         """Rewrites the folder: samples and items first, the manifest last.
@@ -58,6 +77,7 @@ class RunWriter:
         Raises:
             RecordError: The record holds NaN or infinity, or the folder cannot be written.
         """
+        self.claim()
         manifest = {
             "schema_version": record.schema_version,
             "run_id": record.run_id,
@@ -70,8 +90,39 @@ class RunWriter:
             self._replace(ITEMS, lambda part: pq.write_table(items_table(self.items), part))
         self._replace(SUMMARY, lambda part: part.write_text(self._json(SUMMARY, summary)))
         self._replace(MANIFEST, lambda part: part.write_text(self._json(MANIFEST, manifest)))
+        (self.path / _CLAIM).unlink(missing_ok=True)
+
+    def _make_numbered(self) -> str:
+        wanted = self.path
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        added, number = "", 1
+        while not _made(wanted.with_name(wanted.name + added)):
+            number += 1
+            added = f"_{number}"
+        self.path = wanted.with_name(wanted.name + added)
+        return added
+
+    def _take(self) -> str:
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self._force:
+            self._remove_older_run()
+        claim = self.path / _CLAIM
+        try:
+            claim.touch(exist_ok=False)
+        except FileExistsError as error:
+            raise self._occupied() from error
+        if not self._force and any(found != claim for found in self.path.iterdir()):
+            claim.unlink()
+            raise self._occupied()
+        return ""
+
+    def _occupied(self) -> ConfigError:
+        return ConfigError(
+            "--output-dir", f"{self.path} is not empty; choose another folder or give --force"
+        )
 
     def _remove_older_run(self) -> None:
+        (self.path / _CLAIM).unlink(missing_ok=True)
         for name in _OUR_FILES:
             (self.path / name).unlink(missing_ok=True)
             (self.path / (name + _PART)).unlink(missing_ok=True)
@@ -91,6 +142,14 @@ class RunWriter:
             raise RecordError(self.path / name, f"cannot be written: {error.strerror}") from error
 
 
+def _made(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
 def read_run(path: Path) -> RunRecord:
     """Returns a run, finished or not.
 
@@ -104,7 +163,7 @@ def read_run(path: Path) -> RunRecord:
         raise RecordError(path, f"holds no run: {SUMMARY} is missing")
     value = _load_json(summary)
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:
         raise RecordError(
             summary,
             f"has schema version {version}, this cgprof reads {SCHEMA_VERSION}; "
@@ -127,10 +186,18 @@ def read_samples(path: Path) -> pd.DataFrame:
     samples = path / SAMPLES
     if not samples.exists():
         raise RecordError(path, f"{SAMPLES} is missing")
+    if not samples.is_file():
+        raise RecordError(samples, "is damaged: it is no file")
     try:
-        frame: pd.DataFrame = pq.read_table(samples).to_pandas()
+        table = pq.read_table(samples)
     except (pa.ArrowException, OSError) as error:
         raise RecordError(samples, f"is damaged: {str(error).splitlines()[0]}") from error
+    for field in SAMPLE_SCHEMA:
+        if table.schema.names.count(field.name) != 1:
+            raise RecordError(samples, f"is damaged: it needs one column {field.name}")
+    if not table.schema.equals(SAMPLE_SCHEMA):
+        raise RecordError(samples, "is damaged: its columns have other types")
+    frame: pd.DataFrame = table.to_pandas()
     return frame
 
 
@@ -143,6 +210,8 @@ def read_items(path: Path) -> tuple[ItemScore, ...]:
     items = path / ITEMS
     if not items.exists():
         return ()
+    if not items.is_file():
+        raise RecordError(items, "is damaged: it is no file")
     try:
         return items_of(pq.read_table(items))
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -152,6 +221,6 @@ def read_items(path: Path) -> tuple[ItemScore, ...]:
 def _load_json(path: Path) -> object:
     try:
         value: object = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(path, f"is damaged: {error}") from error
     return value

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 NonNegative = Annotated[int, Field(ge=0)]
 
 

@@ -20,9 +20,17 @@ _SEED = 0
 RULE = (
     "a change counts only if the 95 % bootstrap interval of the ratio of medians excludes 1 and "
     "the median moves by more than 5 %",
-    "same: the interval lies within 5 % of 1, or excludes 1 while the median moves by 5 % or less; "
-    "all else is inconclusive",
+    "same: the interval lies within 5 % of 1, or excludes 1 while the median moves by 5 % or less, "
+    "or the samples are identical; all else is inconclusive",
 )
+LAUNCH_RULES: dict[str, str] = {
+    "cuda": "an interval covers one burst of samples, not what moves between bursts: a launch "
+    "change counts only if replay and round robin both count in one direction, else inconclusive",
+    "tape": "launch times of a tape are stand-ins on a shared CPU, and an interval covers one "
+    "burst of samples only: a launch change is inconclusive at most",
+}
+ORDER: tuple[Verdict, ...] = ("regression", "inconclusive", "improved", "same")
+ORDER_RULE = f"the whole is the first found of: {', '.join(ORDER)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +63,10 @@ def change_of(
     """Returns the change from the medians of the records and the samples [n] behind them.
 
     A median of zero in A leaves no ratio, too few samples leave a ratio without an interval.
+    Identical samples have not changed, however few or small they are.
     """
+    if a.size and a_ns == b_ns and np.array_equal(a, b):
+        return Change(a_ns=a_ns, b_ns=b_ns, ratio=1.0, low=1.0, high=1.0)
     found = None
     if min(a.size, b.size) >= _MIN_SAMPLES:
         found = ratio_of_medians(b, a, _SEED)
@@ -72,7 +83,20 @@ def samples_of(frame: pd.DataFrame, label: str, phase: str, column: str) -> NDAr
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """Returns the verdict of a whole: a regression outweighs all, no verdict is inconclusive."""
+    """Returns the verdict of a whole: the first in `ORDER`; no verdict is inconclusive."""
     found = set(verdicts)
-    order: tuple[Verdict, ...] = ("regression", "improved", "inconclusive", "same")
-    return next((verdict for verdict in order if verdict in found), "inconclusive")
+    return next((verdict for verdict in ORDER if verdict in found), "inconclusive")
+
+
+def launch_verdict(recorder: str, hot: Verdict | None, turns: Verdict | None) -> Verdict | None:
+    """Returns what the launch times of a key say together: hot replay, and keys in turn.
+
+    None when neither was measured in either run.
+    """
+    found = {verdict for verdict in (hot, turns) if verdict is not None}
+    if not found:
+        return None
+    if found == {"same"}:
+        return "same"
+    counts = recorder == "cuda" and hot == turns
+    return hot if counts else "inconclusive"

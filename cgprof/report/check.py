@@ -44,10 +44,10 @@ def check_verdict(record: RunRecord) -> Verdict:
     return Verdict(word="inconclusive" if reasons else "pass", reasons=reasons)
 
 
-def check_text(record: RunRecord, *, scores: bool = True) -> str:
+def check_text(record: RunRecord, *, alone: bool = True) -> str:
     """Returns a check for reading: the verdict first, then what it rests on.
 
-    `scores` adds the table of scores, which a whole report has of its own.
+    `alone` adds legs and scores, which a whole report has of its own.
     """
     check = record.check
     if check is None:
@@ -57,18 +57,20 @@ def check_text(record: RunRecord, *, scores: bool = True) -> str:
     blocks = [
         "\n".join([f"check: {verdict.word}{_partial(check)}", *map(one_line, verdict.reasons)]),
         keys_table(record, check).to_text(),
-        legs_table(graphs, cases=False).to_text(),
     ]
+    if alone:
+        blocks.append(legs_table(graphs).to_text())
     if check.greedy is not None:
         blocks.append("\n".join(greedy_lines(check.greedy)))
     if check.weights is not None:
         blocks.append(weights_line(check.weights))
-    blocks.append(accuracy_line(record) or "no task was scored")
-    if record.accuracy and scores:
+    if alone:
+        blocks.append(accuracy_line(record) or "no task was scored")
+    if alone and record.accuracy:
         blocks.append(scores_table(record.accuracy).to_text())
     if check.plant is not None:
         blocks.append("\n".join(plant_lines(check.plant)))
-    return "\n\n".join([*blocks, recorder_line(record)])
+    return "\n\n".join([*blocks, *([recorder_line(record)] if alone else [])])
 
 
 def check_json(record: RunRecord) -> str:
@@ -186,7 +188,7 @@ def _open(record: RunRecord) -> Iterable[str]:
         yield "not verified: nothing was captured"
         return
     for graph in _graphs(record):
-        legs = [leg.leg for leg in graph.parity if _is_open(leg.leg, leg_verdict(leg))]
+        legs = [leg.leg for leg in graph.parity if leg_verdict(leg) == NOT_VERIFIED]
         if legs:
             yield f"{graph.label}: not verified: {', '.join(legs)}"
     if check.greedy is not None and check.greedy.passed is None:
@@ -194,11 +196,6 @@ def _open(record: RunRecord) -> Iterable[str]:
     for verdict in record.verdicts:
         if verdict.verdict in ("inconclusive", "not verified"):
             yield f"task: {verdict_text(verdict)}"
-
-
-def _is_open(leg: str, verdict: str) -> bool:
-    """A key whose cases have no padding row has nothing to poison; that leaves nothing open."""
-    return verdict == NOT_VERIFIED and leg != "poisoned-padding"
 
 
 def _partial(check: CheckRecord) -> str:

@@ -56,7 +56,7 @@ def other_differences(a: RunRecord, b: RunRecord) -> tuple[Difference, ...]:
 def _deciding_facts(record: RunRecord) -> dict[str, str]:
     environment, device = record.environment, record.environment.device
     measure = record.config.measure.model_dump(exclude={"device"})
-    card = record.model.model_dump(exclude={"dtype", "sources", "directory"})
+    card = record.model.model_dump(exclude={"name", "dtype", "sources", "directory"})
     return {
         "device": device.name if device else _NO_DEVICE,
         "cpu": environment.cpu or _NO_DEVICE,
@@ -73,6 +73,7 @@ def _other_facts(record: RunRecord) -> dict[str, str]:
     config = record.config.model_dump(mode="json", exclude={"measure", "model"})
     return {
         **_flat("", config),
+        "model.name": record.model.name,
         "model.batch_invariant": str(record.config.model.batch_invariant),
         "policy": record.plan.policy.value,
         "device uuid": (device.uuid if device else None) or _NO_DEVICE,

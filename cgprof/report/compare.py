@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cgprof.record.store import read_items, read_run, read_samples
-from cgprof.report.changes import RULE, Change, Verdict, worst
+from cgprof.report.changes import LAUNCH_RULES, ORDER_RULE, RULE, Change, Verdict, worst
 from cgprof.report.comparable import Difference, other_differences, require_comparable
 from cgprof.report.headline import recorder_line
 from cgprof.report.layout import Cell, Table, format_ratio, one_line, ratio
@@ -74,14 +74,14 @@ class Comparison:
             for name, side in (("A", self.a), ("B", self.b))
         ]
         memory.append(f"graph memory B/A: {format_ratio(self._memory_ratio())}")
-        blocks.append("\n".join([*memory, *RULE, _JUDGED_LINE, f"verdict: {self.verdict}"]))
+        blocks.append("\n".join([*memory, *self._rules(), f"verdict: {self.verdict}"]))
         return "\n\n".join(blocks)
 
     def to_json(self) -> str:
         """Returns the comparison as strict JSON: a ratio that does not exist is null."""
         document = {
             "verdict": self.verdict,
-            "rule": list(RULE),
+            "rule": self._rules(),
             "judged": list(JUDGED),
             "recorder": self.a.record.recorder,
             "forced": [asdict(difference) for difference in self.forced],
@@ -105,6 +105,9 @@ class Comparison:
             *(f"differs: {difference.to_text()}" for difference in self.differences),
         ]
         return "\n".join(lines)
+
+    def _rules(self) -> list[str]:
+        return [*RULE, LAUNCH_RULES[self.a.record.recorder], _JUDGED_LINE, ORDER_RULE]
 
     def _memory_ratio(self) -> float | None:
         a, b = self.a.memory, self.b.memory
@@ -223,6 +226,7 @@ def _json_pair(pair: Pair) -> dict[str, object]:
     return {
         **asdict(pair),
         "changes": changes,
+        "launch_verdict": pair.launch_verdict,
         "memory_delta_bytes": pair.memory_delta_bytes,
         "verdict": pair.verdict,
     }

@@ -8,9 +8,16 @@ from dataclasses import dataclass
 from cgprof.record.types import GraphRecord, LaunchStats, RankRecord, RunRecord
 from cgprof.report.accuracy import accuracy_line
 from cgprof.report.layout import format_ratio, ratio
+from cgprof.shapes import DecisionReason
 from cgprof.units import format_bytes, format_gib
 
 _SMALLEST_GIB = 1024**3 // 100
+_EAGER_BECAUSE = {
+    DecisionReason.NO_FIT: "no captured key fits",
+    DecisionReason.RANK_EAGER: "another rank runs eager",
+    DecisionReason.EMPTY_MICROBATCH: "a microbatch would be empty",
+    DecisionReason.IDLE: "nothing to run",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,14 +132,21 @@ def _median_of(stats: Iterable[LaunchStats]) -> str:
 
 
 def _steps_line(rank: RankRecord) -> str:
-    reasons: dict[str, int] = {}
-    for decision in rank.decisions:
-        reasons[decision.reason.value] = reasons.get(decision.reason.value, 0) + decision.count
-    if not reasons:
+    if not rank.decisions:
         return ""
+    counts = dict.fromkeys(DecisionReason, 0)
+    for decision in rank.decisions:
+        counts[decision.reason] += decision.count
+    total, replayed = sum(counts.values()), counts[DecisionReason.GRAPH]
+    line = f"steps served: {total} = {replayed} replayed, {total - replayed} eager"
+    why = [
+        text if counts[reason] == total - replayed else f"{counts[reason]}: {text}"
+        for reason, text in _EAGER_BECAUSE.items()
+        if counts[reason]
+    ]
     split = sum(decision.count for decision in rank.decisions if decision.eager_split)
-    counted = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
-    return f"steps: {counted}; eager split: {split}"
+    facts = "; ".join([*why, *([f"{split} of them split"] if split else [])])
+    return f"{line} ({facts})" if facts else line
 
 
 def _size(num_bytes: int) -> str:

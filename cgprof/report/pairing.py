@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from cgprof.record.types import GraphRecord, ItemScore, LaunchStats, RunRecord, StageStats
-from cgprof.report.changes import Change, Verdict, change_of, samples_of, worst
+from cgprof.report.changes import Change, Verdict, change_of, launch_verdict, samples_of, worst
 from cgprof.report.headline import GraphMemoryLine, graph_memory, key_memory_bytes
 from cgprof.report.parity import FAIL, PASS, key_verdict
 from cgprof.shapes import GraphKey
@@ -50,6 +50,7 @@ class Side:
 class Pair:
     """Two graphs beside each other; `changes` by figure, B over A."""
 
+    recorder: str
     label_a: str
     label_b: str
     changes: dict[str, Change]
@@ -62,9 +63,15 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the judged times and of parity."""
-        found = [self.changes[name].verdict for name in JUDGED]
-        return worst([verdict for verdict in (*found, self._parity_verdict) if verdict])
+        """The worst of launch time, device time and parity."""
+        found = (self.launch_verdict, self.changes["device"].verdict, self._parity_verdict)
+        return worst([verdict for verdict in found if verdict])
+
+    @property
+    def launch_verdict(self) -> Verdict | None:
+        """What hot replay and round robin say together."""
+        hot, turns = self.changes["replay"].verdict, self.changes["round robin"].verdict
+        return launch_verdict(self.recorder, hot, turns)
 
     @property
     def memory_delta_bytes(self) -> int | None:
@@ -78,8 +85,9 @@ class Pair:
         failed_a, failed_b = self.parity_a.startswith(FAIL), self.parity_b.startswith(FAIL)
         if failed_a != failed_b:
             return "regression" if failed_b else "improved"
-        lost = self.parity_a.startswith(PASS) and not self.parity_b.startswith(PASS)
-        return "inconclusive" if lost else None
+        if not self.parity_a.startswith(PASS):
+            return None
+        return "same" if self.parity_b.startswith(PASS) else "inconclusive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +164,7 @@ def _pair(a: Side, graph_a: GraphRecord, b: Side, graph_b: GraphRecord) -> Pair:
         for stages_a, stages_b, phase, stage, name in sides
     }
     return Pair(
+        recorder=b.record.recorder,
         label_a=graph_a.label,
         label_b=graph_b.label,
         changes=changes,

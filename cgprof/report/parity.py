@@ -9,19 +9,26 @@ from cgprof.record.types import GraphRecord, ParityResult
 from cgprof.report.layout import Table, one_line
 
 LEGS = ("replay-eager", "step-reference", "poisoned-padding")
-PASS, FAIL, NOT_VERIFIED = "pass", "FAIL", "not verified"
+PASS, FAIL, NOT_VERIFIED, NOT_APPLICABLE = "pass", "FAIL", "not verified", "n/a"
 _MEANINGS = (
     "replay-eager: replay against the eager step at the same padding, bitwise",
     "step-reference: the step against fresh buffers, unpadded and unsplit; within the floor, the "
     "measured difference of two eager sizes",
-    "poisoned-padding: garbage in the padding against clean padding, bitwise",
+    "poisoned-padding: garbage in the padding against clean padding, bitwise; n/a: the key was "
+    "never padded",
 )
 
 
 def leg_verdict(result: ParityResult) -> str:
-    """Returns pass, FAIL, or not verified; a pass that counted no replay is not one."""
+    """Returns pass, FAIL, not verified, or n/a; a pass that counted no replay is not one.
+
+    A key whose cases have no padding row has nothing to poison: n/a, which leaves nothing open.
+    """
     if result.passed is False:
         return FAIL
+    tried = result.cases or result.tokens_compared or result.replays
+    if result.leg == "poisoned-padding" and result.passed is None and not tried:
+        return NOT_APPLICABLE
     return PASS if result.passed and result.replays > 0 else NOT_VERIFIED
 
 
@@ -34,20 +41,19 @@ def key_verdict(graph: GraphRecord) -> str:
         return f"{FAIL} {' '.join(failed)}"
     if not passed:
         return NOT_VERIFIED
-    return PASS if len(passed) == len(verdicts) else f"{PASS} {len(passed)} of {len(verdicts)}"
+    asked = len(verdicts) - list(verdicts.values()).count(NOT_APPLICABLE)
+    return PASS if len(passed) == asked else f"{PASS} {len(passed)} of {asked}"
 
 
-def legs_table(graphs: Sequence[GraphRecord], *, cases: bool = True) -> Table:
-    """Returns one row a leg over all keys; the notes name each key that did not pass.
-
-    `cases` lists what was varied, batch by batch; else the notes say which contexts were.
-    """
+def legs_table(graphs: Sequence[GraphRecord]) -> Table:
+    """Returns one row a leg over all keys; the notes say what was varied and what did not pass."""
     columns = {
         "leg": "leg",
         "keys": "keys",
         "passed": "pass",
         "failed": "FAIL",
         "not_verified": "not verified",
+        "not_applicable": "n/a",
         "replays": "replays",
         "tokens_compared": "tokens compared",
         "tokens_different": "tokens different",
@@ -68,6 +74,7 @@ def legs_table(graphs: Sequence[GraphRecord], *, cases: bool = True) -> Table:
                 verdicts.count(PASS),
                 verdicts.count(FAIL),
                 verdicts.count(NOT_VERIFIED),
+                verdicts.count(NOT_APPLICABLE),
                 sum(result.replays for result in results),
                 sum(result.tokens_compared for result in results),
                 sum(result.tokens_different for result in results),
@@ -78,10 +85,10 @@ def legs_table(graphs: Sequence[GraphRecord], *, cases: bool = True) -> Table:
             )
         )
         found = dict.fromkeys(case for result in results for case in result.cases)
-        if found and cases:
-            notes.append(f"cases of {leg}: {', '.join(found)}")
-        elif found:
-            notes.append(f"{leg}: {len(found)} batches, contexts {_contexts(found)}")
+        if found:
+            kinds = ", ".join(dict.fromkeys(case.partition(":")[0] for case in found))
+            count = f"{len(found)} case{'s' if len(found) > 1 else ''}"
+            notes.append(f"{leg}: {count} ({kinds}), contexts {_contexts(found)}")
     notes += [_complaint(graph, result) for graph in graphs for result in _not_passed(graph)]
     return Table(title="parity", columns=columns, rows=tuple(rows), notes=tuple(notes))
 
@@ -92,7 +99,8 @@ def _contexts(cases: Iterable[str]) -> str:
 
 
 def _not_passed(graph: GraphRecord) -> list[ParityResult]:
-    return [result for result in graph.parity if leg_verdict(result) != PASS]
+    settled = (PASS, NOT_APPLICABLE)
+    return [result for result in graph.parity if leg_verdict(result) not in settled]
 
 
 def _complaint(graph: GraphRecord, result: ParityResult) -> str:

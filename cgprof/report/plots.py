@@ -98,7 +98,9 @@ def _draw_lines(axes: Axes, rows: pd.DataFrame, series: dict[str, str]) -> None:
         if (values == 0).any():
             zeros.append(name)
         values[values <= 0] = np.nan
-        anything = anything or bool(np.isfinite(values).any())
+        if not np.isfinite(values).any():
+            continue
+        anything = True
         axes.plot(_numbers(rows, "num_tokens"), values, marker="o", markersize=3, label=name)
     note = f"\nzero, not on the log axis: {', '.join(zeros)}" if zeros else ""
     axes.set_xlabel(f"tokens of the key{note}")
@@ -110,7 +112,7 @@ def _draw_lines(axes: Axes, rows: pd.DataFrame, series: dict[str, str]) -> None:
         return
     axes.set_yscale("log")
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
+    _legend(axes)
 
 
 def _stack(axes: Axes, rows: pd.DataFrame) -> None:
@@ -123,7 +125,7 @@ def _stack(axes: Axes, rows: pd.DataFrame) -> None:
         above += np.maximum(sizes, 0)
         below += np.minimum(sizes, 0)
     axes.set_ylabel("parts of a key, MiB")
-    axes.legend(fontsize="small")
+    _legend(axes)
 
 
 def _cumulate(axes: Axes, rows: pd.DataFrame, record: RunRecord) -> None:
@@ -136,7 +138,12 @@ def _cumulate(axes: Axes, rows: pd.DataFrame, record: RunRecord) -> None:
             axes.bar(places[is_kind], total[is_kind], label=f"{kind} keys")
     source = "tape arena" if record.recorder == "tape" else "device delta"
     axes.set_ylabel(f"{source} so far, MiB")
-    axes.legend(fontsize="small")
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    """Puts the legend right of the axes, where it covers nothing."""
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _name_keys(axes: Axes, labels: Sequence[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from cgprof.record.types import GraphRecord, RankRecord, RunRecord, StageStats
 from cgprof.report.check import check_text
 from cgprof.report.headline import headline_lines, key_memory_bytes, measured_lines, recorder_line
@@ -32,6 +30,11 @@ _COLUMNS = {
     "parity": "parity",
 }
 _REMARK = {"remark": "remark"}
+_NOISY = "noisy"
+_LEGEND = (
+    "key: FULL-64x64q1-mb2 is graph mode-tokens x requests, q tokens a request (none: any "
+    "lengths), mb microbatches (none: a plain key)"
+)
 
 
 def capture_table(record: RunRecord) -> str:
@@ -39,7 +42,8 @@ def capture_table(record: RunRecord) -> str:
     tables = [captured(record, rank).to_text() for rank in record.ranks] or ["no key captured"]
     lines = [*tables, "", *headline_lines(record)]
     missing = _missing_line(record)
-    return "\n".join([*lines, *([missing] if missing else []), *measured_lines(record)])
+    footer = [line for line in (missing, _LEGEND, _noisy_line(record)) if line]
+    return "\n".join([*lines, *footer, *measured_lines(record)])
 
 
 def captured(record: RunRecord, rank: RankRecord) -> Table:
@@ -60,7 +64,7 @@ def report_text(record: RunRecord) -> str:
     blocks = ["\n".join(_header_lines(record)), plan_table(record.plan).to_text()]
     blocks.append(capture_table(record))
     if record.check is not None:
-        blocks.append(check_text(record, scores=False))
+        blocks.append(check_text(record, alone=False))
     blocks += [table.to_text() for rank in record.ranks for table in _details(rank)]
     blocks += [table.to_text() for table in _accuracy(record)]
     for title, lines in (
@@ -70,30 +74,6 @@ def report_text(record: RunRecord) -> str:
     ):
         blocks.append("\n".join([title, *(lines or ["(none)"])]))
     return "\n\n".join(blocks)
-
-
-def report_json(record: RunRecord) -> str:
-    """Returns the report's tables as strict JSON: no NaN, no infinity; what is missing is null."""
-    document = {
-        "schema_version": record.schema_version,
-        "run_id": record.run_id,
-        "status": record.status,
-        "recorder": record.recorder,
-        "started_at": record.started_at,
-        "model": record.model.name,
-        "requested_policy": record.plan.requested_policy.value,
-        "policy": record.plan.policy.value,
-        "policy_reason": record.plan.policy_reason,
-        "headline": headline_lines(record),
-        "measured": measured_lines(record),
-        "plan": _json_table(plan_table(record.plan)),
-        "ranks": [_json_rank(record, rank) for rank in record.ranks],
-        "accuracy": {table.title: _json_table(table) for table in _accuracy(record)},
-        "warnings": _warnings(record),
-        "failures": [failure.model_dump() for failure in record.failures],
-        "notes": list(record.notes),
-    }
-    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def _captured_row(record: RunRecord, graph: GraphRecord) -> tuple[Cell, ...]:
@@ -119,8 +99,20 @@ def _launch(stages: StageStats | None) -> int | None:
 def _remark(graph: GraphRecord) -> str | None:
     if graph.failure:
         return one_line(f"FAILED: {graph.failure}", _REMARK_LENGTH)
-    kinds = dict.fromkeys(warning.split(":")[0] for warning in graph.warnings)
+    kinds = [kind for kind in _warning_kinds(graph) if kind != _NOISY]
     return one_line(", ".join(kinds), _REMARK_LENGTH) or None
+
+
+def _warning_kinds(graph: GraphRecord) -> list[str]:
+    return list(dict.fromkeys(warning.split(":")[0] for warning in graph.warnings))
+
+
+def _noisy_line(record: RunRecord) -> str:
+    graphs = [graph for rank in record.ranks for graph in rank.graphs if not graph.failure]
+    noisy = sum(_NOISY in _warning_kinds(graph) for graph in graphs)
+    wanted = 100 * record.config.measure.relative_noise
+    limit = f"quartiles of launch {wanted:g} % or more apart, or too few samples"
+    return f"noisy: {noisy} of {len(graphs)} keys ({limit})" if noisy else ""
 
 
 def _missing_line(record: RunRecord) -> str:
@@ -147,15 +139,6 @@ def _accuracy(record: RunRecord) -> tuple[Table, ...]:
     if not record.accuracy:
         return ()
     return scores_table(record.accuracy), verdicts_table(record.verdicts)
-
-
-def _json_rank(record: RunRecord, rank: RankRecord) -> dict[str, object]:
-    tables = {table.title: _json_table(table) for table in _details(rank)}
-    return {"rank": rank.rank, "captured": _json_table(captured(record, rank)), **tables}
-
-
-def _json_table(table: Table) -> dict[str, object]:
-    return {"rows": table.records(), "notes": list(table.notes)}
 
 
 def _header_lines(record: RunRecord) -> list[str]:

@@ -123,3 +123,38 @@ def test_plan_loads_no_torch():
 def test_version_is_printed():
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"cgprof {__version__}\n")
+
+
+def test_full_output_is_one_line_and_3():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cgprof", "plan"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 3
+    assert done.stderr == "error: output: No space left on device; make room and run again\n"
+
+
+def test_closed_output_is_one_line_and_3():
+    done = python(
+        "-c",
+        "import os, sys; os.close(1); os.execv(sys.argv[1], sys.argv[1:])",
+        sys.executable,
+        "-m",
+        "cgprof",
+        "plan",
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: output: stdout is closed")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_devices_without_a_device_names_commands_that_have_the_flag(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = CliRunner().invoke(app, ["devices"])
+    assert result.exit_code == 3
+    assert "capture, check and generate run on the CPU with --device cpu" in result.stderr

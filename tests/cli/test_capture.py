@@ -1,4 +1,5 @@
 import json
+from datetime import datetime
 
 import pytest
 from typer.testing import CliRunner
@@ -7,6 +8,8 @@ from cgprof.cli.app import app
 from cgprof.cli.capture import exit_code
 from cgprof.cli.devices import devices_table
 from cgprof.config.load import load_run
+from cgprof.errors import DeviceError
+from cgprof.record.store import read_run
 from cgprof.record.types import (
     Device,
     Environment,
@@ -78,7 +81,7 @@ def test_other_answers_by_replay_than_eager_are_a_failed_check():
     ("args", "line"),
     [
         (("--model", "MODEL"), "negative log-likelihood a token of arithmetic, n 200: eager "),
-        (("--model", "MODEL", "--max-model-len", "4"), "no task accuracy: "),
+        (("--model", "MODEL", "--max-model-len", "4", "--block-size", "4"), "no task accuracy: "),
         (("--model", "tiny-dense", "--load-format", "dummy"), "random weights: no task accuracy"),
     ],
 )
@@ -133,3 +136,51 @@ def test_absent_run_folder_is_one_line_and_exit_code_2(args, tmp_path, monkeypat
     assert (result.exit_code, result.stdout) == (2, "")
     assert "absent" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+_QUICK = (
+    *("capture", "--model", "tiny-dense", "--device", "cpu", "--mode", "none", "--no-parity"),
+    *("--max-model-len", "96", "--max-num-seqs", "4"),
+)
+
+
+def test_run_that_cannot_start_keeps_the_older_one_and_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "old"
+    folder.mkdir()
+    (folder / "summary.json").write_text("{}")
+
+    def refuse(*_args):
+        raise DeviceError("no device")
+
+    monkeypatch.setattr("cgprof.run.Engine", refuse)
+    assert CliRunner().invoke(app, [*_QUICK, "-o", str(folder), "--force"]).exit_code == 3
+    assert (folder / "summary.json").read_text() == "{}"
+    assert CliRunner().invoke(app, [*_QUICK]).exit_code == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_run_whose_serving_fails_is_a_failed_run(tmp_path, monkeypatch):
+    def refuse(*_args):
+        raise DeviceError("lost")
+
+    monkeypatch.setattr("cgprof.run.serve", refuse)
+    result = CliRunner().invoke(app, [*_QUICK, "-o", str(tmp_path / "run")])
+    assert result.exit_code == 3, result.output
+    assert read_run(tmp_path / "run").status == "failed"
+
+
+def test_default_runs_of_one_second_get_folders_and_names_of_their_own(tmp_path, monkeypatch):
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2020, 1, 1, tzinfo=tz)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cgprof.run.datetime", Frozen)
+    for _ in range(2):
+        result = CliRunner().invoke(app, _QUICK)
+        assert result.exit_code == 0, result.output
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["20200101T000000Z_tiny-dense_none", "20200101T000000Z_tiny-dense_none_2"]
+    assert [read_run(tmp_path / "runs" / name).run_id for name in names] == names

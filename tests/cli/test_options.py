@@ -34,7 +34,7 @@ def test_flags_reach_their_settings():
         *("--model", "tiny-moe", "--mode", "FULL", "--dtype", "float16", "--device", "cpu"),
         *("--max-num-seqs", "32", "--max-num-batched-tokens", "256", "--max-model-len", "1024"),
         *("--block-size", "8", "--gpu-memory-utilization", "0.5", "--seed", "7", "--no-parity"),
-        *("--num-gpu-blocks-override", "99", "--max-cudagraph-capture-size", "8"),
+        *("--num-gpu-blocks-override", "999", "--max-cudagraph-capture-size", "8"),
         *("--cudagraph-capture-sizes", "1,2", "--cudagraph-capture-sizes", "8", "--enable-dbo"),
         *("--ubatch-size", "3", "--dbo-decode-token-threshold", "4", "--twins", "band"),
         *("--dbo-prefill-token-threshold", "64", "--set", "measure.context_len=16"),
@@ -45,7 +45,7 @@ def test_flags_reach_their_settings():
         "max_num_batched_tokens": 256,
         "max_model_len": 1024,
         "block_size": 8,
-        "num_gpu_blocks_override": 99,
+        "num_gpu_blocks_override": 999,
         "gpu_memory_utilization": 0.5,
     }
     assert config["limits"] == limits

@@ -91,3 +91,47 @@ def test_model_with_fewer_positions_is_refused():
 
 def test_bfloat16_on_a_cpu_is_allowed():
     check(*load_run(None, "tiny-moe", {"measure.device": "cpu", "model.dtype": "bfloat16"}))
+
+
+def test_block_larger_than_the_length_is_refused():
+    error = refusal("tiny-moe", limits__block_size=1024, limits__max_model_len=512)
+    assert "1024 is above max_model_len 512" in error.problem
+
+
+@pytest.mark.parametrize(
+    ("policy", "blocks", "found"),
+    [
+        ("none", 32, "need 33"),
+        ("none", 33, None),
+        ("full-decode-only", 40, "need 41"),
+        ("full-decode-only", 41, None),
+    ],
+)
+def test_too_few_blocks_are_refused_with_the_number_that_is_enough(policy, blocks, found):
+    overrides = {
+        "limits.max_model_len": 512,
+        "limits.max_num_seqs": 8,
+        "limits.num_gpu_blocks_override": blocks,
+        "capture.policy": policy,
+    }
+    run, model = load_run(None, "tiny-moe", overrides)
+    if found is None:
+        check(run, model)
+    else:
+        with pytest.raises(UnsupportedError, match=found):
+            check(run, model)
+
+
+def test_fewest_samples_above_the_most_are_refused():
+    error = refusal("tiny-moe", measure__min_samples=9, measure__max_samples=8)
+    assert "9 is above measure.max_samples 8" in error.problem
+
+
+def test_larger_ladder_asks_for_longer_queries():
+    error = refusal(
+        "tiny-moe",
+        capture__max_size=1024,
+        limits__max_num_seqs=256,
+        limits__max_model_len=67,
+    )
+    assert "a query of 4" in error.problem

@@ -177,3 +177,25 @@ def test_fingerprint_is_stable():
         type(run).model_validate_json(run.model_dump_json()),
         type(model).model_validate_json(model.model_dump_json()),
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("seed", -1), ("seed", 2**63), ("accuracy.contexts", [])]
+)
+def test_setting_out_of_range_is_refused(setting, value):
+    assert setting in refusal(None, "tiny-moe", {setting: value})
+
+
+@pytest.mark.parametrize("value", ["[" * 2000 + "]" * 2000, "1" * 5000, "0x" + "f" * 5000])
+def test_value_too_deep_or_too_large_is_refused(tmp_path, value):
+    assert "seed" in refusal(None, "tiny-moe", None, [f"seed={value}"])
+    refusal(write(tmp_path, f"seed = {value}"))
+
+
+def test_tables_too_deep_are_refused(tmp_path):
+    refusal(write(tmp_path, ".".join("a" * 3000) + " = 1"))
+
+
+def test_empty_names_are_told():
+    assert refusal("").startswith("--config: is empty")
+    assert refusal(None, "").startswith("model.name (--model): is empty")

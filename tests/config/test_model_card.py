@@ -281,3 +281,10 @@ def test_what_is_no_card_gets_short_different_messages(tmp_path):
         messages.add(caught.value.problem)
     assert len(messages) == 7
     assert any("tiny-moe" in message for message in messages)
+
+
+@pytest.mark.parametrize("text", ['{"a":' * 100_000, '{"a": ' + "1" * 5000 + "}"])
+def test_card_too_deep_or_too_large_is_refused(tmp_path, text):
+    (tmp_path / "card.json").write_text(text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_model_card(str(tmp_path / "card.json"))

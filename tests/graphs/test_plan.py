@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from cgprof.config.schema import MicrobatchConfig, TwinPolicy
@@ -166,6 +166,7 @@ def test_every_planned_twin_is_reached_by_some_vote(
         num_microbatches=num_microbatches,
         twins=twins,
     )
+    assume(sizes is None or policy is FULL or min(sizes) <= seqs)
     planned = plan(
         policy, seqs=seqs, sizes=sizes, microbatch=config, query_lens=tuple({1, query_len})
     )
@@ -173,3 +174,29 @@ def test_every_planned_twin_is_reached_by_some_vote(
         shape = decode(twin.num_reqs, twin.uniform_query_len)
         decision = decide(votes([shape], planned.keys, config), planned.keys, config)
         assert (decision.key, decision.reason) == (twin, DecisionReason.GRAPH)
+
+
+@pytest.mark.parametrize(("policy", "size"), [(FULL, 10**8), (CapturePolicy.FULL_DECODE_ONLY, 9)])
+def test_plan_refuses_sizes_that_give_no_key(policy, size):
+    with pytest.raises(ConfigError, match=rf"{size} gives.*max_num_seqs is 8.*tokens 2048"):
+        plan(policy, seqs=8, sizes=(size,))
+
+
+def test_larger_maximum_extends_the_default_sizes():
+    assert tokens(plan(FULL, max_size=600).plain)[-6:] == [528, 544, 560, 576, 592, 600]
+    assert tokens(plan(FULL, seqs=8, max_size=300).plain)[-3:] == [272, 288, 300]
+    assert len(plan(FULL, max_size=512).plain) == 51
+
+
+@pytest.mark.parametrize(
+    ("policy", "max_size", "largest", "reason"),
+    [
+        (FULL, 3000, 2048, "above max_num_batched_tokens 2048"),
+        (CapturePolicy.FULL_DECODE_ONLY, 600, 256, "max_num_seqs is 256"),
+    ],
+)
+def test_maximum_that_cannot_be_reached_is_listed_as_skipped(policy, max_size, largest, reason):
+    planned = plan(policy, max_size=max_size)
+    assert tokens(planned.plain)[-1] == largest
+    assert [s.key.num_tokens for s in planned.skipped] == [max_size]
+    assert reason in planned.skipped[0].reason

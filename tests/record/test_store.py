@@ -5,10 +5,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cgprof.errors import ConfigError, RecordError
-from cgprof.record.store import RunWriter, read_run, read_samples
+from cgprof.record.samples import SAMPLE_SCHEMA
+from cgprof.record.store import RunWriter, read_items, read_run, read_samples
 from cgprof.record.types import LaunchStats
 from tests.support.records import graph_record, launch_stats, run_record
 
@@ -131,8 +134,7 @@ def test_writer_with_force_replaces_only_files_of_a_run(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "summary.json.part").write_text("{")
     second = RunWriter(tmp_path, force=True)
-    with pytest.raises(RecordError, match="holds no run"):
-        read_run(tmp_path)
+    assert read_run(tmp_path).run_id == "old"
     second.write(run_record(run_id="new"))
     assert read_run(tmp_path).run_id == "new"
     assert len(read_samples(tmp_path)) == 0
@@ -155,7 +157,9 @@ def _damage(path, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s: s.update(schema_version=99), "schema version 99, this cgprof reads 1"),
+        (lambda s: s.update(schema_version=99), "schema version 99, this cgprof reads 2"),
+        (lambda s: s.update(schema_version=2.0), "schema version 2.0"),
+        (lambda s: s.update(schema_version=1), "schema version 1,"),
         (lambda s: s.pop("schema_version"), "schema version None"),
         (lambda s: s.update(status="odd"), "damaged: status"),
         (lambda s: s.update(extra=1), "damaged: extra"),
@@ -171,7 +175,7 @@ def test_read_run_names_what_is_wrong_in_one_line(tmp_path, change, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", "[" * 100_000, "1" * 5000])
 def test_read_run_refuses_what_is_not_a_run(tmp_path, text):
     (tmp_path / "summary.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(RecordError):
@@ -191,3 +195,49 @@ def test_read_samples_refuses_a_damaged_table(tmp_path):
     (tmp_path / "replays.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(RecordError, match="is damaged"):
         read_samples(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"key": ["a"]}),
+        SAMPLE_SCHEMA.empty_table().set_column(2, "decide_ns", pa.array([], pa.string())),
+    ],
+)
+def test_read_samples_refuses_other_columns(tmp_path, table):
+    pq.write_table(table, tmp_path / "replays.parquet")
+    with pytest.raises(RecordError, match="column"):
+        read_samples(tmp_path)
+
+
+def test_read_samples_and_items_refuse_a_directory(tmp_path):
+    (tmp_path / "replays.parquet").mkdir()
+    (tmp_path / "items.parquet").mkdir()
+    for read in (read_samples, read_items):
+        with pytest.raises(RecordError, match="no file"):
+            read(tmp_path)
+
+
+def test_writer_leaves_no_folder_before_its_first_write(tmp_path):
+    writer = RunWriter(tmp_path / "runs" / "run")
+    assert not (tmp_path / "runs").exists()
+    writer.write(run_record())
+    assert read_run(tmp_path / "runs" / "run") == run_record()
+
+
+def test_second_writer_of_one_folder_is_refused_at_its_claim(tmp_path):
+    first, second, third = (RunWriter(tmp_path / "run") for _ in range(3))
+    first.claim()
+    with pytest.raises(ConfigError, match="not empty"):
+        second.claim()
+    first.write(run_record())
+    with pytest.raises(ConfigError, match="not empty"):
+        third.write(run_record(run_id="other"))
+    assert read_run(tmp_path / "run") == run_record()
+    assert not (tmp_path / "run" / "run.claim").exists()
+
+
+def test_numbered_writers_never_share_a_folder(tmp_path):
+    writers = [RunWriter(tmp_path / "runs" / "r", numbered=True) for _ in range(3)]
+    assert [writer.claim() for writer in writers] == ["", "_2", "_3"]
+    assert [writer.path.name for writer in writers] == ["r", "r_2", "r_3"]

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cgprof.report.changes import Change, change_of, samples_of, worst
+from cgprof.report.changes import Change, change_of, launch_verdict, samples_of, worst
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,8 @@ def test_samples_of_takes_one_phase_of_one_key_and_drops_nulls():
     ("verdicts", "verdict"),
     [
         (["same", "improved", "regression"], "regression"),
-        (["same", "improved", "inconclusive"], "improved"),
+        (["same", "improved", "inconclusive"], "inconclusive"),
+        (["same", "improved"], "improved"),
         (["same", "inconclusive"], "inconclusive"),
         (["same", "same"], "same"),
         ([], "inconclusive"),
@@ -72,3 +73,31 @@ def test_samples_of_takes_one_phase_of_one_key_and_drops_nulls():
 )
 def test_worst_lets_a_regression_outweigh_all(verdicts, verdict):
     assert worst(verdicts) == verdict
+
+
+@pytest.mark.parametrize("samples", [[100], [0] * 10, [1, 10, 100, 1000, 10_000]])
+def test_identical_samples_have_not_changed(samples):
+    same = np.array(samples, dtype=np.int64)
+    median_ns = int(np.median(same))
+    change = change_of(median_ns, median_ns, same, same.copy())
+    assert (change.ratio, change.verdict) == (1, "same")
+
+
+@pytest.mark.parametrize(
+    ("recorder", "hot", "turns", "verdict"),
+    [
+        ("cuda", "regression", "regression", "regression"),
+        ("cuda", "improved", "improved", "improved"),
+        ("cuda", "regression", "same", "inconclusive"),
+        ("cuda", "improved", "regression", "inconclusive"),
+        ("cuda", "improved", None, "inconclusive"),
+        ("cuda", "same", "same", "same"),
+        ("cuda", "same", "inconclusive", "inconclusive"),
+        ("cuda", None, None, None),
+        ("tape", "regression", "regression", "inconclusive"),
+        ("tape", "improved", "improved", "inconclusive"),
+        ("tape", "same", "same", "same"),
+    ],
+)
+def test_launch_counts_only_where_hot_and_round_robin_agree_on_a_gpu(recorder, hot, turns, verdict):
+    assert launch_verdict(recorder, hot, turns) == verdict

@@ -19,9 +19,6 @@ OTHERS = {
     "cpu: Xeon 8480 in A, EPYC in B": with_environment(cpu="EPYC"),
     "torch: 2.11.0 in A, 2.13.0 in B": with_environment(torch="2.13.0"),
     "cuda: 13.0 in A, 12.9 in B": with_environment(cuda="12.9"),
-    "model.name: tiny-moe in A, other in B": cuda_run(
-        model=MODEL.model_copy(update={"name": "other"})
-    ),
     "model.num_layers: 2 in A, 3 in B": cuda_run(model=MODEL.model_copy(update={"num_layers": 3})),
     "dtype: bfloat16 in A, float32 in B": cuda_run(
         model=MODEL.model_copy(update={"dtype": "float32"})
@@ -74,3 +71,10 @@ def test_other_differences_name_settings_and_surroundings():
         "seed: 0 in A, 3 in B",
         "variables.A: absent in A, 1 in B",
     ]
+
+
+def test_renamed_card_is_comparable_and_named():
+    renamed = cuda_run(model=MODEL.model_copy(update={"name": "other"}))
+    assert require_comparable(cuda_run(), renamed, force=False) == ()
+    differences = other_differences(cuda_run(), renamed)
+    assert [one.to_text() for one in differences] == ["model.name: tiny-moe in A, other in B"]

@@ -18,9 +18,13 @@ from tests.support.runs import (
     samples_of,
     stages,
     tape_dbo_run,
+    tape_graph,
     totals,
     write_run,
 )
+
+SLOWER = {"replay": stages(26_000, 4_000_000), "round_robin": stages(60_000, 4_000_000)}
+FASTER = {"replay": stages(14_000, 4_000_000), "round_robin": stages(30_000, 4_000_000)}
 
 
 def side(record, path="runs/x", spread=0.01):
@@ -48,8 +52,8 @@ def test_plain_against_dbo_reads_as_agreed():
         "differs: microbatch.enabled: False in A, True in B"
     )
     assert keys.splitlines()[3] == (
-        "FULL-64x64q1     20 us     20 us  x1.00 [0.99, 1.01]  x1.00 [0.99, 1.01]  "
-        "x1.00 [0.99, 1.01]  x1.00 [0.99, 1.01]      x1.00         0 B  pass      pass      same"
+        "FULL-64x64q1     20 us     20 us  x1.00 [1.00, 1.00]  x1.00 [1.00, 1.00]  "
+        "x1.00 [1.00, 1.00]  x1.00 [1.00, 1.00]      x1.00         0 B  pass      pass      same"
     )
     assert "x1.80 [1.79, 1.81]" in twins.splitlines()[3]
     assert "shown, not judged" in twins
@@ -66,10 +70,13 @@ def test_plain_against_dbo_reads_as_agreed():
         "a change counts only if the 95 % bootstrap interval of the ratio of medians excludes 1 "
         "and the median moves by more than 5 %\n"
         "same: the interval lies within 5 % of 1, or excludes 1 while the median moves by 5 % or "
-        "less; all else is inconclusive\n"
+        "less, or the samples are identical; all else is inconclusive\n"
+        "an interval covers one burst of samples, not what moves between bursts: a launch change "
+        "counts only if replay and round robin both count in one direction, else inconclusive\n"
         "judged: launch and device time (replay, round robin, device), parity, keys lost, "
         "scores by replay; "
         "shown only: eager, nodes, memory (one reading each, no interval)\n"
+        "the whole is the first found of: regression, inconclusive, improved, same\n"
         "verdict: same"
     )
 
@@ -78,11 +85,13 @@ def test_plain_against_dbo_reads_as_agreed():
     ("changes", "spread", "verdict"),
     [
         ({}, 0.01, "same"),
-        ({"replay": stages(26_000, 4_000_000)}, 0.01, "regression"),
-        ({"replay": stages(14_000, 4_000_000)}, 0.01, "improved"),
+        (SLOWER, 0.01, "regression"),
+        (FASTER, 0.01, "improved"),
+        ({"replay": stages(26_000, 4_000_000)}, 0.01, "inconclusive"),
+        ({"replay": stages(14_000, 4_000_000)}, 0.01, "inconclusive"),
         ({"replay": stages(20_600, 4_000_000)}, 0.01, "same"),
         ({"replay": stages(20_000, 5_000_000)}, 0.01, "regression"),
-        ({"round_robin": stages(60_000)}, 0.01, "regression"),
+        ({"round_robin": stages(60_000)}, 0.01, "inconclusive"),
         ({"eager": stages(80_000_000)}, 0.01, "same"),
         ({"replay": stages(21_000, 4_000_000)}, 0.5, "inconclusive"),
         ({"replay": None}, 0.01, "inconclusive"),
@@ -191,3 +200,21 @@ def test_single_sample_gives_a_ratio_without_an_interval():
     assert "x2.00 [no interval]" in comparison.to_text()
     assert comparison.verdict == "inconclusive"
     assert strict(comparison.to_json())["keys"][0]["changes"]["replay"]["low"] is None
+
+
+@pytest.mark.parametrize("factor", [0.5, 2])
+def test_changed_launch_of_a_tape_is_inconclusive_and_says_why(factor):
+    times = stages(int(1_000_000 * factor))
+    a = run_record("tape", (tape_graph(key(8)),))
+    b = run_record("tape", (tape_graph(key(8), replay=times, round_robin=times),))
+    comparison = compare_sides(side(a), side(b))
+    assert comparison.verdict == "inconclusive"
+    assert "stand-ins on a shared CPU" in comparison.to_text()
+    assert strict(comparison.to_json())["keys"][0]["launch_verdict"] == "inconclusive"
+
+
+def test_run_beside_itself_is_the_same_whatever_its_spread_and_without_times():
+    noisy = side(one_key(), spread=0.9)
+    assert compare_sides(noisy, noisy).verdict == "same"
+    untimed = side(one_key(eager=None, replay=None, round_robin=None))
+    assert compare_sides(untimed, untimed).verdict == "same"

@@ -19,7 +19,7 @@ LOOPBACK = "exchange is a loopback: there was nothing to hide"
 def test_headline_with_twins_gives_both_sizes_and_their_ratio():
     assert headline_lines(cuda_dbo_run()) == [
         "graph memory: 0.31 GiB plain -> 0.63 GiB with twins (x2.03)",
-        "steps: 30 graph, 4 no-fit; eager split: 4",
+        "steps served: 34 = 30 replayed, 4 eager (no captured key fits; 4 of them split)",
         LOOPBACK,
     ]
 
@@ -27,7 +27,7 @@ def test_headline_with_twins_gives_both_sizes_and_their_ratio():
 def test_headline_without_twins_gives_one_size_and_no_loopback():
     assert headline_lines(cuda_run()) == [
         "graph memory: 0.31 GiB",
-        "steps: 30 graph, 4 no-fit; eager split: 0",
+        "steps served: 34 = 30 replayed, 4 eager (no captured key fits)",
     ]
 
 

@@ -13,7 +13,8 @@ FAILED_LEG = leg(
     nonfinite=1,
     note="context 257",
 )
-UNVERIFIED_LEG = leg("poisoned-padding", passed=None, note="no padding")
+UNVERIFIED_LEG = leg("poisoned-padding", passed=None, note="no verdict")
+NO_PADDING = leg("poisoned-padding", passed=None, replays=0, tokens_compared=0)
 
 
 def graph_with(*legs):
@@ -27,7 +28,9 @@ def graph_with(*legs):
         ((leg("replay-eager"), FAILED_LEG), "FAIL step-reference"),
         ((leg("replay-eager", passed=False), FAILED_LEG), "FAIL replay-eager step-reference"),
         ((leg("replay-eager"), UNVERIFIED_LEG), "pass 1 of 2"),
+        ((leg("replay-eager"), leg("step-reference"), NO_PADDING), "pass"),
         ((UNVERIFIED_LEG,), "not verified"),
+        ((NO_PADDING,), "not verified"),
         ((), "not verified"),
     ],
 )
@@ -62,7 +65,14 @@ def test_legs_table_names_each_key_that_did_not_pass_and_the_cases():
         "2 of 12 tokens different, context 257"
     ) in notes
     assert (
-        "not verified: FULL-8x8q1, poisoned-padding: worst diff 0, bitwise asked, no padding"
+        "not verified: FULL-8x8q1, poisoned-padding: worst diff 0, bitwise asked, no verdict"
         in notes
     )
-    assert "cases of step-reference: contexts 1, 15, 16, 17" in notes
+    assert "step-reference: 1 case (contexts 1, 15, 16, 17), contexts 1 15 16 17" in notes
+
+
+def test_legs_table_counts_a_key_without_padding_apart_and_does_not_complain():
+    table = legs_table([graph_with(leg("replay-eager"), NO_PADDING)])
+    padding = next(row for row in table.records() if row["leg"] == "poisoned-padding")
+    assert (padding["not_verified"], padding["not_applicable"]) == (0, 1)
+    assert not any(note.startswith(("not verified", "n/a")) for note in table.notes)

@@ -109,3 +109,21 @@ def test_figures_need_no_display_whatever_the_backend():
     environment = os.environ | {"MPLBACKEND": "TkAgg"}
     environment.pop("DISPLAY", None)
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=ROOT)
+
+
+def test_stages_figure_leaves_out_what_a_tape_does_not_measure():
+    def names(record):
+        axes = stages_figure(graphs_frame(record)).axes[0]
+        return {text.get_text() for text in axes.get_legend().get_texts()}
+
+    assert names(cuda_dbo_run()) - names(tape_dbo_run()) == {"device"}
+
+
+@pytest.mark.parametrize("record", [cuda_dbo_run(), tape_dbo_run()], ids=["cuda", "tape"])
+def test_legends_lie_beside_the_axes(record):
+    for figure in figures(record):
+        png(figure)
+        for axes in figure.axes:
+            legend = axes.get_legend().get_window_extent()
+            assert legend.x0 >= axes.get_window_extent().x1 - 1
+            assert legend.x1 <= figure.bbox.x1
