@@ -65,15 +65,6 @@ class MicrobatchError(CgprofError):
         self.problem = problem
 
 
-class RankError(CgprofError):
-    """A rank died; carries the text of its traceback."""
-
-    def __init__(self, rank: int, problem: str) -> None:
-        super().__init__(f"rank {rank}: {problem}")
-        self.rank = rank
-        self.problem = problem
-
-
 class RecordError(CgprofError):
     """A run folder is unreadable, or of another schema version."""
 

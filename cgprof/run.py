@@ -23,9 +23,9 @@ from cgprof.engine.engine import serve
 from cgprof.engine.worker import Engine
 from cgprof.engine.workload import workload
 from cgprof.errors import CgprofError, ConfigError
-from cgprof.graphs.modes import ResolvedPolicy, resolve_policy
-from cgprof.graphs.plan import CapturePlan, make_plan
-from cgprof.graphs.plan_record import plan_record
+from cgprof.graphs.modes import ResolvedPolicy
+from cgprof.graphs.plan import CapturePlan
+from cgprof.graphs.plan_record import plan_record, resolve_plan
 from cgprof.measure.clock import Clock, clock_for, timer_floor_ns
 from cgprof.measure.device import current_device
 from cgprof.measure.launch import recording_overhead_ns
@@ -49,7 +49,7 @@ from cgprof.record.types import (
     RankRecord,
     RunRecord,
 )
-from cgprof.shapes import GraphKey, GraphSupport, RuntimeMode
+from cgprof.shapes import GraphKey, RuntimeMode
 
 Progress = Callable[[str], None]
 
@@ -61,8 +61,7 @@ def plan_run(run: RunConfig, model: ModelConfig) -> tuple[ResolvedPolicy, Captur
         ConfigError: A setting or a combination is refused.
     """
     check(run, model)
-    policy = resolve_policy(run.capture.policy, GraphSupport.ALWAYS)
-    return policy, make_plan(policy.policy, run.limits, run.capture, run.microbatch)
+    return resolve_plan(run)
 
 
 def capture_run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _KIB = 1024
 
 
@@ -30,6 +32,17 @@ def format_bytes(num_bytes: float | None) -> str:
 def format_gib(num_bytes: float | None) -> str:
     """Returns a size in GiB with two decimals, as engines print it, or '-' for None."""
     return "-" if num_bytes is None else f"{num_bytes / _KIB**3:.2f} GiB"
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Returns sorted numbers with neighbours joined, such as '9-12, 17'."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def _three_figures(value: float) -> str:

@@ -11,6 +11,7 @@ import typer
 
 from cgprof.cli import options
 from cgprof.cli.options import OutputFormat
+from cgprof.units import format_ranges
 
 if TYPE_CHECKING:
     from cgprof.config.schema import ModelConfig, RunConfig
@@ -49,13 +50,10 @@ def plan(
     output_format: options.Format = OutputFormat.TEXT,
 ) -> None:
     """Print which graphs a run captures, which it skips and why; needs no device."""
-    from cgprof.graphs.modes import resolve_policy
-    from cgprof.graphs.plan import make_plan
-    from cgprof.shapes import GraphSupport
+    from cgprof.graphs.plan_record import resolve_plan
 
     run, card = options.load_options(ctx.params)
-    policy = resolve_policy(run.capture.policy, GraphSupport.ALWAYS)
-    made = make_plan(policy.policy, run.limits, run.capture, run.microbatch)
+    policy, made = resolve_plan(run)
     if output_format is OutputFormat.JSON:
         typer.echo(plan_json(run, card, policy, made))
     else:
@@ -89,7 +87,7 @@ def plan_text(run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: 
         by_reason.setdefault(skipped.reason, []).append(skipped.key)
     lines += [f"skipped  {_some(keys)}: {reason}" for reason, keys in by_reason.items()]
     if made.uncovered_batches:
-        batches = ranges(made.uncovered_batches)
+        batches = format_ranges(made.uncovered_batches)
         lines.append(f"decode batches {batches} have no graph and run eager")
     elif made.keys:
         lines.append(f"every decode batch of 1-{run.limits.max_num_seqs} requests has a graph")
@@ -136,14 +134,3 @@ def compact(numbers: Sequence[int]) -> str:
             parts.append(f"{rest[0]}-{rest[length - 1]}{by}")
         rest = rest[length:]
     return ", ".join(parts)
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Returns sorted numbers with neighbours joined, such as '9-12, 17'."""
-    spans: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)

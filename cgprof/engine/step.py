@@ -132,12 +132,7 @@ class StepRunner:
             ReplayError: The step does not fit the key, or the key does not fit the buffers.
         """
         key = decision.key
-        num_reqs = self._check_fit(key, step.shape)
-        host = self._buffers.begin()
-        self._write_requests(host, step, num_reqs, padding)
-        self._write_tokens(host, step, key.num_tokens, padding)
-        microbatches = self._split(host, key, num_reqs, step.query_lens)
-        self._buffers.commit(num_reqs)
+        host, num_reqs, microbatches = self._write(step, key, padding)
         if key.mode is RuntimeMode.FULL:
             contexts: tuple[ForwardContext, ...] = ()
         else:
@@ -179,7 +174,7 @@ class StepRunner:
             logits,
             fields.temperature[:num_reqs],
             fields.draws[:num_reqs],
-            any_random=bool(self._table.temperature[prepared.step.rows].any()),
+            any_random=prepared.any_random,
         )
         return self._tokens.send(tokens, prepared.step.shape.num_reqs)
 
@@ -187,15 +182,10 @@ class StepRunner:
         """Returns what a capture calls: it writes a batch of padding and hands out the pass."""
 
         def make_forward() -> Callable[[], None]:
-            num_reqs = self._check_fit(key, BatchShape(num_reqs=0, num_tokens=0, max_query_len=0))
-            host = self._buffers.begin()
             nobody = np.zeros(0, np.int32)
             shape = BatchShape(num_reqs=0, num_tokens=0, max_query_len=0)
             step = Step(rows=nobody, query_lens=nobody, shape=shape)
-            self._write_requests(host, step, num_reqs, CLEAN)
-            self._write_tokens(host, step, key.num_tokens, CLEAN)
-            microbatches = self._split(host, key, num_reqs, nobody)
-            self._buffers.commit(num_reqs)
+            _, _, microbatches = self._write(step, key, CLEAN)
             contexts = self._contexts(key, shape, microbatches, None)
             return self._forward(contexts, tuple(m.token_slice for m in microbatches))
 
@@ -229,6 +219,18 @@ class StepRunner:
                 str(key), f"{shape.num_tokens} tokens of {shape.num_reqs} requests do not fit"
             )
         return num_reqs
+
+    def _write(
+        self, step: Step, key: GraphKey, padding: PaddingFill
+    ) -> tuple[HostFields, int, tuple[Microbatch, ...]]:
+        """Writes and uploads every field; returns the host's, the padded requests and the parts."""
+        num_reqs = self._check_fit(key, step.shape)
+        host = self._buffers.begin()
+        self._write_requests(host, step, num_reqs, padding)
+        self._write_tokens(host, step, key.num_tokens, padding)
+        microbatches = self._split(host, key, num_reqs, step.query_lens)
+        self._buffers.commit(num_reqs)
+        return host, num_reqs, microbatches
 
     def _write_requests(
         self, host: HostFields, step: Step, num_reqs: int, padding: PaddingFill

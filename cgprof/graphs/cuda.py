@@ -191,7 +191,7 @@ class CudaRecorder:
     def _capture(self, graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
         from cgprof.graphs.first_run_triton import first_runs_refused
 
-        with _gc_paused(), first_runs_refused(), torch.cuda.stream(self._compute):
+        with gc_paused(), first_runs_refused(), torch.cuda.stream(self._compute):
             if torch.cuda.is_current_stream_capturing():
                 raise RecordingError("another recording is on; one at a time")
             torch.cuda.synchronize()
@@ -218,8 +218,8 @@ class CudaRecorder:
 
 
 @contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Keeps the garbage collector from unloading or freeing things in mid-capture."""
+def gc_paused() -> Iterator[None]:
+    """Keeps the garbage collector out of a capture or a measurement; leaves it as it was."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

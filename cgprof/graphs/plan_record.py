@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from cgprof.graphs.modes import ResolvedPolicy
-from cgprof.graphs.plan import CapturePlan
+from cgprof.config.schema import RunConfig
+from cgprof.graphs.modes import ResolvedPolicy, resolve_policy
+from cgprof.graphs.plan import CapturePlan, make_plan
 from cgprof.record.types import PlanRecord, SkippedKey
+from cgprof.shapes import GraphSupport
+
+
+def resolve_plan(run: RunConfig) -> tuple[ResolvedPolicy, CapturePlan]:
+    """Returns the policy that a run really has and its plan; our backends allow every graph.
+
+    Raises:
+        ConfigError: The policy or its sizes are refused.
+    """
+    policy = resolve_policy(run.capture.policy, GraphSupport.ALWAYS)
+    return policy, make_plan(policy.policy, run.limits, run.capture, run.microbatch)
 
 
 def plan_record(policy: ResolvedPolicy, plan: CapturePlan) -> PlanRecord:

@@ -6,15 +6,14 @@ device marks stand between the stages; everything else happens between steps.
 
 from __future__ import annotations
 
-import gc
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cgprof.graphs.cuda import gc_paused
 from cgprof.measure.clock import Clock
 from cgprof.measure.samples import Samples
 from cgprof.measure.stopping import CountRule, StoppingRule
@@ -53,7 +52,7 @@ def sample_steps(
     """
     turn = Turn(step=step, decision=decision)
     series = _Series(clock)
-    with _no_collection():
+    with gc_paused():
         for _ in range(warmup):
             _Series(clock).run(runner, turn)
         clock.synchronize()
@@ -72,7 +71,7 @@ def round_robin(
     """
     series = [_Series(clock) for _ in turns]
     rule = CountRule(rounds)
-    with _no_collection():
+    with gc_paused():
         for turn in turns:
             _Series(clock).run(runner, turn)
         clock.synchronize()
@@ -87,7 +86,7 @@ def recording_overhead_ns(clock: Clock) -> int:
     """Returns what the timing calls of one step cost: the median of steps without stages."""
     series = _Series(clock)
     costs = np.zeros(_OVERHEAD_STEPS, np.int64)
-    with _no_collection():
+    with gc_paused():
         for index in range(_OVERHEAD_STEPS):
             start_ns = clock.read_ns()
             series.run_empty()
@@ -153,15 +152,3 @@ class _Series:
             device_ns=np.array(self._device_ns, np.int64) if self._device_ns else None,
             stopped_by=stopped_by,
         )
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keeps the garbage collector out of the samples, and leaves it as it was."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from cgprof.record.types import GraphRecord, MemoryWitness, PlanRecord, RankRecord, StageStats
 from cgprof.report.layout import Cell, Table, one_line, show
+from cgprof.units import format_ranges
 
 _STAGE_COLUMNS = {
     "key": "key",
@@ -32,7 +33,7 @@ _WITNESS_COLUMNS = {
 
 def plan_table(plan: PlanRecord) -> Table:
     """Returns the keys that were considered and not planned, and the counts of those that were."""
-    uncovered = ", ".join(_spans(plan.uncovered_batches)) or "none"
+    uncovered = format_ranges(plan.uncovered_batches) or "none"
     rows = tuple((skipped.label, one_line(skipped.reason)) for skipped in plan.skipped)
     return Table(
         title=f"plan: {len(plan.labels)} keys, {len(rows)} skipped",
@@ -214,13 +215,3 @@ def _nvml_notes(rank: RankRecord) -> list[str]:
 def _other_nodes(graph: GraphRecord) -> str | None:
     others = [f"{count} {kind}" for kind, count in graph.nodes.items() if kind != "kernel"]
     return ", ".join(others) or None
-
-
-def _spans(numbers: tuple[int, ...]) -> list[str]:
-    spans: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if spans and number == spans[-1][1] + 1:
-            spans[-1] = (spans[-1][0], number)
-        else:
-            spans.append((number, number))
-    return [str(first) if first == last else f"{first}-{last}" for first, last in spans]

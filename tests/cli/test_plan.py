@@ -4,8 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cgprof.cli.app import app
-from cgprof.cli.plan import compact, ranges
+from cgprof.cli.plan import compact
 from cgprof.config.schema import RunConfig
+from cgprof.units import format_ranges
 
 
 def plan(*args: str) -> str:
@@ -108,5 +109,5 @@ def test_compact_shortens_even_steps(numbers, text):
 
 
 def test_ranges_join_neighbours():
-    assert ranges([]) == ""
-    assert ranges([12, 9, 10, 11, 17]) == "9-12, 17"
+    assert format_ranges([]) == ""
+    assert format_ranges([12, 9, 10, 11, 17]) == "9-12, 17"
