@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cgprof.config.card_fields import CardFields
-from cgprof.config.schema import RopeConfig
-
-_QUANTISATION_KEYS = ("quantization_config", "compression_config")
+from cgprof.config.families import FAMILIES
+from cgprof.config.quantisation import find_quantisation
+from cgprof.config.schema import Family, RopeConfig
 
 # key -> values that the models compute; any other is refused. Absent and null are always fine.
 _ONLY: dict[str, tuple[object, ...]] = {
@@ -19,10 +19,11 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "num_shared_experts": (0,),
     "n_shared_experts": (0,),
     "shared_expert_intermediate_size": (0,),
+    "kv_lora_rank": (0,),
 }
 
 
-def refuse_unsupported(fields: CardFields, rope: RopeConfig) -> None:
+def refuse_unsupported(fields: CardFields, family: Family, rope: RopeConfig) -> None:
     """Checks a card of a known family against what its models compute.
 
     Raises:
@@ -30,12 +31,12 @@ def refuse_unsupported(fields: CardFields, rope: RopeConfig) -> None:
     """
     _refuse_quantisation(fields)
     for key, allowed in _ONLY.items():
-        value = fields.card.get(key)
-        if value is not None and value not in allowed:
+        found = fields.find(key)
+        if found is not None and found[1] not in allowed:
             raise fields.error(
-                f"{key} is {value!r}, which is not supported; only {allowed[0]!r} is"
+                f"{found[0]} is {found[1]!r}, which is not supported; only {allowed[0]!r} is"
             )
-    _refuse_windows(fields)
+    _refuse_windows(fields, family)
     if rope.kind not in ("default", "llama3"):
         factor = "" if rope.factor is None else f" by {rope.factor:g}"
         raise fields.error(
@@ -44,11 +45,15 @@ def refuse_unsupported(fields: CardFields, rope: RopeConfig) -> None:
         )
 
 
-def _refuse_windows(fields: CardFields) -> None:
-    window = fields.card.get("sliding_window")
-    if fields.card.get("use_sliding_window") and window is not None:
-        raise fields.error(f"a sliding window of {window!r} is in use, which is not supported")
-    layers = fields.card.get("layer_types") or []
+def _refuse_windows(fields: CardFields, family: Family) -> None:
+    window, switch = fields.get("sliding_window"), fields.get("use_sliding_window")
+    in_use = FAMILIES[family].windowed if switch is None else bool(switch)
+    if in_use and window is not None:
+        raise fields.error(
+            f"a sliding window of {window!r} is in use, which is not supported; a card whose "
+            "sliding_window is null is"
+        )
+    layers = fields.get("layer_types") or []
     if not isinstance(layers, list):
         raise fields.error(f"layer_types is {layers!r}, expected a list")
     for index, layer in enumerate(layers):
@@ -59,15 +64,13 @@ def _refuse_windows(fields: CardFields) -> None:
 
 
 def _refuse_quantisation(fields: CardFields) -> None:
-    nested = {f"{key}.": value for key, value in fields.card.items() if isinstance(value, dict)}
-    for prefix, part in {"": fields.card, **nested}.items():
-        for key in _QUANTISATION_KEYS:
-            block = part.get(key)
-            if block is None:
-                continue
-            method = block.get("quant_method") if isinstance(block, dict) else None
-            if method is None:
-                problem = "names no quant_method"
-            else:
-                problem = f"asks for {method!r}, which is not supported"
-            raise fields.error(f"{prefix}{key} {problem}; supported: only unquantised cards")
+    found = find_quantisation(fields)
+    if found is None:
+        return
+    path, block = found
+    method = block.get("quant_method") if isinstance(block, dict) else None
+    if method is None:
+        problem = "names no quant_method"
+    else:
+        problem = f"asks for {method!r}, which is not supported"
+    raise fields.error(f"{path} {problem}; supported: only unquantised cards")

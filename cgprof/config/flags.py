@@ -15,6 +15,7 @@ FLAGS = {
     "capture.policy": "--mode",
     "capture.sizes": "--cudagraph-capture-sizes",
     "capture.max_size": "--max-cudagraph-capture-size",
+    "capture.strict": "--strict",
     "microbatch.enabled": "--dbo",
     "microbatch.num_microbatches": "--ubatch-size",
     "microbatch.decode_token_threshold": "--dbo-decode-token-threshold",

@@ -16,31 +16,34 @@ Value = TypeVar("Value")
 
 _BLOCKS = ("rope_parameters", "rope_scaling")
 _UNSCALED = ("default", "none")
-_ASSUMED_THETA = 10000.0  # Source: the published default of the Qwen3 families
 
 
-def read_rope(fields: CardFields) -> RopeConfig:
-    """Returns the rotary embedding of a card, scaled or not.
+def read_rope(
+    fields: CardFields, *, default_theta: float = 10000.0, reason: str = "assumed"
+) -> RopeConfig:
+    """Returns the rotary embedding of a card, scaled or not; `reason` is that of the default.
 
     Raises:
         ConfigError: Two spellings disagree, or a block is not understood.
     """
-    blocks = {name: _block(fields, name) for name in _BLOCKS if fields.card.get(name)}
+    blocks = {name: _block(fields, name, block) for name, block in rope_blocks(fields).items()}
     kinds = {name: _kind(fields, name, block) for name, block in blocks.items()}
     factors = _numbers(fields, blocks, "factor")
     thetas = _numbers(fields, blocks, "rope_theta")
-    if fields.card.get("rope_theta") is not None:
-        thetas["rope_theta"] = fields.positive("rope_theta", fields.card["rope_theta"])
+    stated = fields.find("rope_theta")
+    if stated is not None:
+        thetas[stated[0]] = fields.positive(*stated)
     kind = _agreed(fields, {f"{name}.rope_type": kind for name, kind in kinds.items()})
     theta = _agreed(fields, thetas)
     if theta is None:
-        fields.note("rope", f"assumed: theta {_ASSUMED_THETA:g} (no rope_theta)")
+        assumed = f"{reason}: theta {default_theta:g} (no rope_theta)"
+        fields.note("rope", ", ".join([assumed, *blocks]))
     else:
         fields.note("rope", ", ".join(dict.fromkeys([*thetas, *blocks])))
     factor = _agreed(fields, factors)
     rope = RopeConfig(
         kind=kind or "default",
-        theta=_ASSUMED_THETA if theta is None else theta,
+        theta=default_theta if theta is None else theta,
         factor=None if kind in (None, "default") else factor,
     )
     return _with_bands(fields, blocks, rope) if kind == "llama3" else rope
@@ -82,8 +85,13 @@ def _numbers(
     }
 
 
-def _block(fields: CardFields, name: str) -> Mapping[str, object]:
-    block = fields.card[name]
+def rope_blocks(fields: CardFields) -> dict[str, object]:
+    """Returns the blocks of a card that speak of its rotary embedding, by their path."""
+    found = [fields.find(name) for name in _BLOCKS]
+    return {place[0]: place[1] for place in found if place is not None and place[1]}
+
+
+def _block(fields: CardFields, name: str, block: object) -> Mapping[str, object]:
     if not isinstance(block, dict):
         raise fields.error(f"{name} is {block!r}, expected an object")
     if any(isinstance(value, dict) for value in block.values()):

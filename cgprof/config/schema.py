@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from cgprof.shapes import CapturePolicy
 
 Positive = Annotated[int, Field(gt=0)]
+Family = Literal["qwen3", "qwen3_moe", "llama", "mixtral", "llama_moe"]
+DtypeName = Literal["float32", "float16", "bfloat16"]
 
 
 class _Part(BaseModel):
@@ -53,6 +55,7 @@ class CaptureConfig(_Part):
     policy: CapturePolicy = CapturePolicy.FULL
     sizes: tuple[Positive, ...] | None = None
     max_size: Positive | None = None
+    strict: bool = False  # refuse a plan that is not all that was asked for
 
 
 class MicrobatchConfig(_Part):
@@ -77,6 +80,7 @@ class MeasureConfig(_Part):
     max_seconds_per_key: Annotated[float, Field(gt=0)] = 1.0
     relative_noise: Annotated[float, Field(gt=0)] = 0.03  # stop when IQR / median falls below
     round_robin_rounds: Annotated[int, Field(ge=0)] = 10
+    memory_sample_ms: Annotated[float, Field(gt=0)] | None = None  # a thread reads; rows say so
 
 
 class AccuracyConfig(_Part):
@@ -118,7 +122,7 @@ class ModelConfig(_Part):
     """A model card in one spelling. Dense when `num_experts` is 0."""
 
     name: str
-    family: Literal["qwen3", "qwen3_moe", "llama", "llama_moe"]
+    family: Family
     num_layers: Positive
     hidden_size: Positive
     num_heads: Positive
@@ -136,7 +140,7 @@ class ModelConfig(_Part):
     tied_embeddings: bool = False
     max_positions: Positive
     norm_eps: float = 1e-6
-    dtype: Literal["float32", "float16", "bfloat16"] = "bfloat16"
+    dtype: DtypeName = "bfloat16"
     directory: str | None = None  # where the card lies, if it is a directory's config.json
     weights: str | None = None  # identity of the checkpoint to load; None means seeded weights
     sources: dict[str, str] = {}  # field -> where in the card it came from, or "assumed: ..."

@@ -56,11 +56,13 @@ class Settings:
         tree = self._tree()
         for path, value in self._values.items():
             try:
-                json.dumps(value, default=str)
+                json.dumps([path, value], default=str, ensure_ascii=False).encode()
             except (ValueError, RecursionError) as error:
                 raise self.error(path, f"no such value: {error}") from error
         try:
             return RunConfig.model_validate_json(json.dumps(tree, default=str), strict=True)
+        except RecursionError as error:
+            raise ConfigError("settings", "tables lie too deep") from error
         except ValidationError as error:
             raise self._translate(error) from error
 

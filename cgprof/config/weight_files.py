@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +71,22 @@ def find_weights(directory: Path) -> WeightFiles | None:
             f"has {listed(others)}, but neither {SINGLE_FILE} nor {INDEX_FILE}; convert the "
             "weights, or take seeded ones with --load-format dummy",
         )
+    return None
+
+
+def stored_names(directory: Path) -> tuple[str, Collection[str]] | None:
+    """Returns where the names of a directory's tensors stand and the names, None without weights.
+
+    An index of files that are not there still counts: it says what they hold.
+
+    Raises:
+        ConfigError: The weights or their index are damaged.
+    """
+    if (directory / SINGLE_FILE).is_file():
+        found = _read([directory / SINGLE_FILE], SINGLE_FILE, None)
+        return found.source, found.tensors.keys()
+    if (directory / INDEX_FILE).is_file():
+        return INDEX_FILE, _read_index(directory / INDEX_FILE).keys()
     return None
 
 

@@ -143,5 +143,5 @@ def _distribution(name: str, tensor: torch.Tensor, *, tied: bool) -> tuple[float
         return 1.0, _NORM_SPREAD
     if name == "model.embed_tokens.weight" and not tied:
         return 0.0, 1.0
-    gain = _ROUTER_GAIN if name.endswith("mlp.gate.weight") else 1.0
+    gain = _ROUTER_GAIN if name.endswith(".gate.weight") else 1.0
     return 0.0, gain / math.sqrt(tensor.shape[-1])

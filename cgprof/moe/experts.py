@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from cgprof.config.schema import ModelConfig
 from cgprof.errors import UnsupportedError
 
+_GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+_MIXTRAL_GATE_UP_DOWN = ("w1", "w3", "w2")
 _STRIDE_BYTES = 16  # Source: F.grouped_mm refuses operands whose strides are not multiples of it.
 
 
@@ -41,6 +43,7 @@ class Experts:
                     "which grouped matmuls need; use a size divisible by 8",
                 )
         self._ffn_size = ffn
+        self._names = _MIXTRAL_GATE_UP_DOWN if config.family == "mixtral" else _GATE_UP_DOWN
         self._batch_invariant = batch_invariant
         self.gate_up = torch.empty(config.num_experts, 2 * ffn, hidden, device=device, dtype=dtype)
         self.down = torch.empty(config.num_experts, hidden, ffn, device=device, dtype=dtype)
@@ -48,10 +51,10 @@ class Experts:
     def named_weights(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields each expert's weights under its Hugging Face name, as views."""
         for expert in range(self.gate_up.shape[0]):
-            gate_up, name = self.gate_up[expert], f"{prefix}.{expert}"
-            yield f"{name}.gate_proj.weight", gate_up[: self._ffn_size]
-            yield f"{name}.up_proj.weight", gate_up[self._ffn_size :]
-            yield f"{name}.down_proj.weight", self.down[expert]
+            gate_up = self.gate_up[expert]
+            parts = (gate_up[: self._ffn_size], gate_up[self._ffn_size :], self.down[expert])
+            for name, part in zip(self._names, parts, strict=True):
+                yield f"{prefix}.{expert}.{name}.weight", part
 
     def forward(
         self, hidden: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor

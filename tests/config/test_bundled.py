@@ -2,7 +2,7 @@ from cgprof.config.bundled import bundled_folder, bundled_names, find_bundled
 
 
 def test_bundled_names_are_found_whatever_their_case():
-    assert {"qwen3-30b-a3b", "qwen3-8b", "qwen3-0.6b", "tiny-moe", "tiny-dense"} <= set(
+    assert {"qwen3-30b-a3b", "qwen3-8b", "qwen3-0.6b", "mixtral-8x7b", "tiny-moe"} <= set(
         bundled_names("models")
     )
     assert (

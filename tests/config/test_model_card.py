@@ -66,6 +66,58 @@ def test_llama_with_experts_weighs_them_by_score_or_all_alike(tmp_path):
     refusal(tmp_path, card(MOE, cgprof_uniform_routing="yes"))
 
 
+MIXTRAL = card(
+    DENSE,
+    *("head_dim", "rope_theta", "rms_norm_eps"),
+    model_type="mixtral",
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    intermediate_size=96,
+    sliding_window=None,
+)
+
+
+def test_mixtral_has_experts_of_the_one_width_and_weights_that_sum_to_one(tmp_path):
+    model = load(tmp_path, MIXTRAL)
+    assert (model.family, model.qk_norm, model.norm_topk) == ("mixtral", False, True)
+    assert (model.num_experts, model.experts_per_token, model.expert_ffn_size) == (8, 2, 96)
+    assert (model.ffn_size, model.head_dim) == (0, 16)
+    assert model.sources["num_experts"] == "num_local_experts"
+    assert model.sources["expert_ffn_size"] == "intermediate_size"
+    assert model.sources["norm_topk"] == "family mixtral"
+    assert "norm_topk_prob is False" in refusal(tmp_path, card(MIXTRAL, norm_topk_prob=False))
+    for key in ("num_local_experts", "num_experts_per_tok", "intermediate_size"):
+        assert key in refusal(tmp_path, card(MIXTRAL, key))
+
+
+def test_what_a_card_leaves_unsaid_is_its_familys_and_said_so(tmp_path):
+    model = load(tmp_path, MIXTRAL)
+    assert (model.rope.theta, model.norm_eps) == (1e6, 1e-5)
+    other = load(tmp_path, card(DENSE, "rope_theta", "rms_norm_eps", "tie_word_embeddings"))
+    assert (other.rope.theta, other.norm_eps, other.tied_embeddings) == (1e4, 1e-6, False)
+    for field in ("rope", "norm_eps"):
+        assert model.sources[field].startswith("family default")
+    assert other.sources["tied_embeddings"].startswith("family default")
+
+
+def test_window_of_mixtral_is_in_use_unless_null(tmp_path):
+    problem = refusal(tmp_path, card(MIXTRAL, sliding_window=4096))
+    assert "4096" in problem
+    assert "null" in problem
+    load(tmp_path, card(MIXTRAL, "sliding_window"))
+    load(tmp_path, card(DENSE, sliding_window=4096))
+
+
+def test_text_settings_of_a_known_family_are_found_one_level_down(tmp_path):
+    vision = {"model_type": "siglip", "hidden_size": 1152, "num_attention_heads": 16}
+    content = {"text_config": DENSE, "vision_config": vision}
+    model = load(tmp_path, content)
+    assert (model.family, model.hidden_size, model.num_heads) == ("qwen3", 64, 4)
+    assert model.sources["num_heads"] == "text_config.num_attention_heads"
+    assert model.sources["rope"] == "text_config.rope_theta"
+    assert "'llava'" in refusal(tmp_path, {**content, "model_type": "llava"})
+
+
 def test_directory_of_a_card_is_known(tmp_path):
     assert load(tmp_path, DENSE).directory == str(tmp_path)
     assert load_model_card(write_card(tmp_path, DENSE, "other.json")).directory is None
@@ -139,13 +191,21 @@ def test_short_names_are_understood(tmp_path):
     assert kv_bytes == 301_989_888
 
 
-@pytest.mark.parametrize("count", ["num_experts", "num_local_experts", "n_routed_experts"])
+@pytest.mark.parametrize(
+    ("count", "num_experts"),
+    [
+        ("num_local_experts", 8),
+        ("num_experts", 128),
+        ("n_routed_experts", 64),
+        ("moe_num_experts", 64),
+    ],
+)
 @pytest.mark.parametrize("top_k", ["num_experts_per_tok", "top_k_experts", "moe_top_k"])
-def test_expert_fields_have_many_names(tmp_path, count, top_k):
-    content = card(MOE, "num_experts", "num_experts_per_tok", **{count: 8, top_k: 2})
+def test_expert_fields_have_many_names(tmp_path, count, num_experts, top_k):
+    content = card(MOE, "num_experts", "num_experts_per_tok", **{count: num_experts, top_k: 2})
     model = load(tmp_path, content)
-    assert (model.num_experts, model.experts_per_token) == (8, 2)
-    assert model.sources["num_experts"] == count
+    assert (model.num_experts, model.experts_per_token, model.is_moe) == (num_experts, 2, True)
+    assert (model.sources["num_experts"], model.sources["experts_per_token"]) == (count, top_k)
 
 
 def test_absent_expert_count_names_what_was_tried(tmp_path):
@@ -221,6 +281,8 @@ def test_rope_spellings_of_one_meaning_share_a_fingerprint(tmp_path):
         {"head_dim": 15},
         {"architectures": ["Qwen3ForCausalLM"]},
         {"rope_scaling": {"type": "yarn", "factor": 4.0}},
+        {"kv_lora_rank": 512},
+        {"hidden_size": 2**41},
     ],
 )
 def test_what_cannot_be_computed_is_refused(tmp_path, changes):
@@ -247,9 +309,10 @@ def test_quantised_cards_are_refused_wherever_the_block_lies(tmp_path, changes, 
 
 
 def test_other_families_are_named_with_the_supported_ones(tmp_path):
-    problem = refusal(tmp_path, card(MOE, model_type="mixtral"))
-    assert "'mixtral'" in problem
+    problem = refusal(tmp_path, card(MOE, model_type="gpt_oss"))
+    assert "'gpt_oss'" in problem
     assert "qwen3_moe" in problem
+    assert "mixtral" in problem
     problem = refusal(tmp_path, card(DENSE, architectures=["Qwen3ForSequenceClassification"]))
     assert "Qwen3ForSequenceClassification" in problem
 

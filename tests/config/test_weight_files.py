@@ -4,7 +4,7 @@ import struct
 import pytest
 import torch
 
-from cgprof.config.weight_files import find_weights
+from cgprof.config.weight_files import find_weights, stored_names
 from cgprof.errors import ConfigError
 from tests.support.checkpoints import save_state
 
@@ -108,3 +108,17 @@ def test_other_weights_are_not_passed_over_in_silence(tmp_path, name):
     message = refusal(tmp_path)
     assert name in message
     assert "--load-format dummy" in message
+
+
+def test_names_are_read_from_files_or_from_the_index_alone(tmp_path):
+    assert stored_names(tmp_path) is None
+    (tmp_path / "model.bin").write_bytes(b"")
+    assert stored_names(tmp_path) is None
+    save_state(tmp_path, STATE, num_shards=2)
+    for shard in tmp_path.glob("*.safetensors"):
+        shard.unlink()
+    source, names = stored_names(tmp_path)
+    assert (source, set(names)) == ("model.safetensors.index.json", {"a", "b", "c"})
+    save_state(tmp_path, {"a": STATE["a"]})
+    source, names = stored_names(tmp_path)
+    assert (source, set(names)) == ("model.safetensors", {"a"})
