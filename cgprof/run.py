@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
-from cgprof.accuracy.choice import CheckOptions, ChosenTask, choose_task, sample_keys
-from cgprof.accuracy.faults import find_fault, planted
-from cgprof.accuracy.greedy import check_greedy
-from cgprof.accuracy.parity import ParityChecker
-from cgprof.accuracy.result import Scored
-from cgprof.accuracy.score import score_both, score_task
-from cgprof.accuracy.sensitivity import judge_fault, leg_colours
-from cgprof.accuracy.weights import check_weights
+from cgprof.accuracy.choice import CheckOptions, choose_task
 from cgprof.config.compat import check
-from cgprof.config.load import fingerprint
+from cgprof.config.load import fingerprint, load_run
 from cgprof.config.schema import ModelConfig, RunConfig
-from cgprof.engine.engine import serve
-from cgprof.engine.worker import Engine
-from cgprof.engine.workload import workload
-from cgprof.errors import CgprofError, ConfigError
+from cgprof.engine.worker import Engine, choose_device
 from cgprof.graphs.modes import ResolvedPolicy
 from cgprof.graphs.plan import CapturePlan
 from cgprof.graphs.plan_record import plan_record, resolve_plan
-from cgprof.measure.clock import Clock, clock_for, timer_floor_ns
+from cgprof.job import Job, JobTools, describe_kept
 from cgprof.measure.device import current_device
-from cgprof.measure.launch import recording_overhead_ns
-from cgprof.measure.memory import MemoryReader
-from cgprof.measure.nvml import NvmlDevice
-from cgprof.measure.profile import (
-    CapturePoints,
-    capture_keys,
-    memory_totals,
-    profile_key,
-    profile_round_robin,
-    stream_names,
-)
+from cgprof.measure.kept import Kept, keep, nothing_kept
+from cgprof.measure.progress import Progress
 from cgprof.record.environment import collect
-from cgprof.record.store import RunWriter
-from cgprof.record.types import (
-    CheckRecord,
-    DecisionCount,
-    Failure,
-    GraphRecord,
-    RankRecord,
-    RunRecord,
+from cgprof.record.place import Environment, RunProcess
+from cgprof.record.resume import (
+    require_resumable,
+    require_same_place,
+    require_same_request,
 )
-from cgprof.shapes import GraphKey, RuntimeMode
+from cgprof.record.store import RunWriter, read_items, read_run, read_sample_table
+from cgprof.record.types import RunRecord
 
-Progress = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 def plan_run(run: RunConfig, model: ModelConfig) -> tuple[ResolvedPolicy, CapturePlan]:
@@ -70,7 +51,7 @@ def capture_run(
     *,
     output_dir: Path | None,
     force: bool,
-    progress: Progress,
+    progress: Say,
 ) -> tuple[Path, RunRecord]:
     """Captures, profiles and checks every planned key; the folder is rewritten after each of them.
 
@@ -78,15 +59,37 @@ def capture_run(
         CgprofError: The run is refused, or the device cannot hold it. A key that fails is a
             record with its failure.
     """
-    choice = choose_task(model, seed=run.seed)
-    with _started(run, model, output_dir, force, progress) as job:
-        job.capture()
-        job.profile()
-        if run.accuracy.parity:
-            job.check_parity()
-        job.score(choice)
-        job.serve()
-    return job.folder, job.record
+    order = _Order(run, model, "capture")
+    writer = order.new_writer(output_dir, force)
+    record = _capture(order, writer, progress)
+    return writer.path, record
+
+
+def resume_run(
+    folder: Path, asked: tuple[RunConfig, ModelConfig] | None, *, progress: Say
+) -> RunRecord | None:
+    """Goes on with a run that was cut off or failed; None for one that is complete.
+
+    Captures anew and reads memory in this process; keeps finished timings, parity and accuracy.
+    `asked` must be what the run was asked for; None takes that from its record.
+
+    Raises:
+        CgprofError: As `capture_run`; also a folder that is no such run, or is being written, or
+            whose run was another or elsewhere.
+    """
+    read_run(folder)
+    with RunWriter(folder, resume=True) as writer:
+        writer.claim()
+        record = read_run(folder)  # again: another process may have gone on with it meanwhile
+        require_resumable(folder, record)
+        if record.status == "complete":
+            return None
+        run, model = asked or _recorded_request(record)
+        policy, plan = plan_run(run, model)
+        require_same_request(folder, record, run, model, plan_record(policy, plan))
+        kept = keep(record, read_sample_table(folder), read_items(folder))
+        order = _Order(record.config, model, "capture", earlier=record, kept=kept)
+        return _capture(order, writer, progress)
 
 
 def check_run(
@@ -96,7 +99,7 @@ def check_run(
     *,
     output_dir: Path | None,
     force: bool,
-    progress: Progress,
+    progress: Say,
 ) -> tuple[Path, RunRecord]:
     """Captures the plan without timing it and checks it: parity, greedy runs, weights, a task.
 
@@ -108,227 +111,128 @@ def check_run(
     choice = choose_task(
         model, options.task, kind=options.task_kind, limit=options.limit, seed=run.seed
     )
-    with _started(run, model, output_dir, force, progress) as job:
+    order = _Order(run, model, "check")
+    writer = order.new_writer(output_dir, force)
+    with _started(order, writer, progress) as job:
         job.capture()
         job.check(options, choice)
-    return job.folder, job.record
+    return writer.path, job.record
+
+
+class _Order:
+    """What a run is to do, and what an earlier process has done of it."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        model: ModelConfig,
+        command: Literal["capture", "check"],
+        *,
+        earlier: RunRecord | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        self.run = run
+        self.model = model
+        self.command = command
+        self.earlier = earlier
+        self.kept = kept or nothing_kept()
+        self.policy, self.plan = plan_run(run, model)
+        self.stamp = datetime.now(UTC)
+        self.name = f"{self.stamp:%Y%m%dT%H%M%SZ}_{model.name}_{self.policy.policy.value}"
+
+    def new_writer(self, output_dir: Path | None, force: bool) -> RunWriter:
+        """Returns the writer of a run that begins here."""
+        folder = output_dir or Path("runs") / self.name
+        return RunWriter(folder, force=force, numbered=output_dir is None)
+
+    def first_record(
+        self, engine: Engine, environment: Environment, doubt: str | None
+    ) -> RunRecord:
+        """Returns what is known before any capture; a resumed run keeps its name and its start."""
+        this_process = RunProcess(
+            process_id=os.getpid(),
+            hostname=environment.hostname,
+            started_at=self.stamp.isoformat(timespec="seconds"),
+        )
+        notes = _notes(engine, doubt)
+        if self.earlier is not None:
+            before = self.earlier.processes
+            note = describe_kept(self.kept, [one.process_id for one in before])
+            return self.earlier.model_copy(
+                update={
+                    "status": "partial",
+                    "environment": environment,
+                    "processes": (*before, this_process),
+                    "notes": (*notes, note),
+                    "failures": (),
+                }
+            )
+        return RunRecord(
+            run_id=self.name,
+            status="partial",
+            recorder=engine.recorder.kind,
+            capture_error_mode=engine.recorder.capture_error_mode,
+            started_at=this_process.started_at,
+            config=self.run,
+            config_fingerprint=fingerprint(self.run, self.model),
+            model=self.model,
+            plan=plan_record(self.policy, self.plan),
+            environment=environment,
+            notes=notes,
+            command=self.command,
+            processes=(this_process,),
+        )
+
+
+def _capture(order: _Order, writer: RunWriter, say: Say) -> RunRecord:
+    choice = choose_task(order.model, seed=order.run.seed)
+    with _started(order, writer, say) as job:
+        job.capture()
+        job.profile()
+        if order.run.accuracy.parity:
+            job.check_parity()
+        job.score(choice)
+        job.serve()
+    return job.record
 
 
 @contextmanager
-def _started(
-    run: RunConfig, model: ModelConfig, output_dir: Path | None, force: bool, progress: Progress
-) -> Iterator[_Job]:
+def _started(order: _Order, writer: RunWriter, say: Say) -> Iterator[Job]:
     """Builds the engine and opens the folder; at the end the record says how it went."""
-    started = time.monotonic()
-    policy, plan = plan_run(run, model)
-    stamp = datetime.now(UTC)
-    name = f"{stamp:%Y%m%dT%H%M%SZ}_{model.name}_{policy.policy.value}"
-    folder = output_dir or Path("runs") / name
-    writer = RunWriter(folder, force=force, numbered=output_dir is None)
-    progress(f"building {model.name}")
-    engine = Engine(run, model, plan)
-    try:
-        with engine.active():
-            job = _Job(engine, writer, progress, started)
-            job.begin(name, policy, stamp)
-            yield job
-            job.save("failed" if job.failed else "complete")
-    finally:
-        engine.close()
-
-
-class _Job:
-    """One run under way: its records so far, saved after every step of it."""
-
-    def __init__(
-        self, engine: Engine, writer: RunWriter, progress: Progress, started: float
-    ) -> None:
-        self._engine = engine
-        self._writer = writer
-        self._progress = progress
-        self._started = started
-        self._clock: Clock = clock_for(engine.device)
-        self._nvml: NvmlDevice | None = None
-        self._graphs: list[GraphRecord] = []
-        self._seconds: dict[str, float] = {}
-
-    @property
-    def folder(self) -> Path:
-        """Where the run is kept."""
-        return self._writer.path
-
-    @property
-    def failed(self) -> bool:
-        """Whether a key, or anything outside the keys, failed."""
-        return bool(self.record.failures) or any(graph.failure for graph in self._graphs)
-
-    def begin(self, run_id: str, policy: ResolvedPolicy, stamp: datetime) -> None:
-        """Opens the record with what is known before any capture."""
-        engine = self._engine
-        device, self._nvml, doubt = current_device(engine.device)
-        floor_ns, overhead_ns = timer_floor_ns(self._clock), recording_overhead_ns(self._clock)
-        environment, notes = collect(device), _notes(engine, doubt)
-        self.record = RunRecord(
-            run_id=run_id + self._writer.claim(),
-            status="partial",
-            recorder=engine.recorder.kind,
-            started_at=stamp.isoformat(timespec="seconds"),
-            config=engine.config,
-            config_fingerprint=fingerprint(engine.config, engine.model_config),
-            model=engine.model_config,
-            plan=plan_record(policy, engine.plan),
-            environment=environment,
-            timer_floor_ns=floor_ns,
-            recording_overhead_ns=overhead_ns,
-            notes=notes,
-        )
-        self._seconds["start to engine ready"] = time.monotonic() - self._started
-        self.save("partial")
-
-    def capture(self) -> None:
-        """Captures every planned key with memory readings around each."""
-        engine = self._engine
-        reader = MemoryReader(engine.device, self._nvml, stream_names(engine))
-        points = CapturePoints()
-        count = len(engine.plan.keys)
-        begun = time.monotonic()
-        keys = capture_keys(
-            engine,
-            reader,
-            points,
-            lambda key: self._progress(f"capture {len(self._graphs) + 1}/{count} {key}"),
-        )
-        for graph in keys:
-            if not self._graphs:
-                self._seconds["start to first captured key"] = time.monotonic() - self._started
-            self._graphs.append(graph)
-            self.save("partial")
-        for kind in (False, True):
-            nanoseconds = sum(
-                (graph.capture_ns or 0) + (graph.instantiate_ns or 0)
-                for graph in self._graphs
-                if graph.key.is_twin is kind
-            )
-            self._seconds[f"capture of {'twins' if kind else 'plain keys'}"] = nanoseconds / 1e9
-        self._seconds["capture with memory readings"] = time.monotonic() - begun
-        self._totals = memory_totals(engine, points, self._graphs)
-
-    def profile(self) -> None:
-        """Times every captured key, eager and replay, then all of them in turn."""
-        for index, graph in enumerate(self._graphs):
-            self._progress(f"profile {index + 1}/{len(self._graphs)} {graph.label}")
-            self._graphs[index] = profile_key(
-                self._engine, graph, self._clock, self._writer.samples, self._nvml
-            )
-            self.save("partial")
-        self._graphs = profile_round_robin(
-            self._engine, self._graphs, self._clock, self._writer.samples
-        )
-        self.save("partial")
-
-    def check_parity(self, keys: Collection[GraphKey] | None = None) -> None:
-        """Compares every captured key, or these, with eager and with the reference."""
-        checker = ParityChecker(self._engine)
-        for index, graph in enumerate(self._graphs):
-            if graph.failure is not None or (keys is not None and graph.key not in keys):
-                continue
-            self._progress(f"parity {index + 1}/{len(self._graphs)} {graph.label}")
-            update = {
-                "parity": checker.check(graph.key),
-                "replays": self._engine.graphs.captured[graph.key].replays,
-            }
-            self._graphs[index] = graph.model_copy(update=update)
-            self.save("partial")
-
-    def score(self, choice: ChosenTask) -> tuple[Scored, ...]:
-        """Scores the task eager and by replay; returns both scores, or nothing without a task."""
-        self._update(accuracy_note=choice.note)
-        if choice.task is None or choice.tokenizer is None:
-            return ()
-        self._progress(f"task {choice.task.name}, {len(choice.task.items)} items")
-        self._engine.live.clear()
+    started_s = time.monotonic()
+    with writer, Progress(say) as progress:
+        writer.reserve()
+        device = choose_device(order.run.measure.device)
+        found, nvml, doubt = current_device(device)
+        environment = collect(found)
+        if order.earlier is not None:
+            recorder = "cuda" if device.type == "cuda" else "tape"
+            require_same_place(writer.path, order.earlier, recorder, environment)
+        progress.say(f"building {order.model.name}")
+        engine = Engine(order.run, order.model, order.plan)
         try:
-            eager, replay, verdict = score_both(self._engine, choice.tokenizer, choice.task)
-        except CgprofError as error:
-            if choice.named or not isinstance(error, ConfigError):
-                self._fail("task", error)
-            else:
-                self._update(accuracy_note=f"no task accuracy: {error}")
-            return ()
-        self._writer.items += [*eager.items, *replay.items]
-        self._update(accuracy=(eager.result, replay.result), verdicts=(verdict,))
-        self.save("partial")
-        return eager, replay
+            with engine.active():
+                tools = JobTools(
+                    engine=engine,
+                    writer=writer,
+                    progress=progress,
+                    nvml=nvml,
+                    kept=order.kept,
+                    started_s=started_s,
+                )
+                job = Job(tools, order.first_record(engine, environment, doubt))
+                yield job
+                job.save("failed" if job.failed else "complete")
+        finally:
+            engine.close()
 
-    def check(self, options: CheckOptions, choice: ChosenTask) -> None:
-        """Runs every leg, with a fault planted if one is asked for."""
-        engine = self._engine
-        fault = None if options.plant is None else find_fault(options.plant)
-        clean = None
-        if fault is not None and choice.task is not None and choice.tokenizer is not None:
-            self._progress("task without the fault")
-            clean = score_task(engine, choice.tokenizer, choice.task, "replay")
-        keys = engine.graphs.keys
-        if options.sample:
-            keys = sample_keys(keys, engine.config.seed)
-        with nullcontext() if fault is None else planted(engine, fault):
-            self.check_parity(keys)
-            self._progress(f"greedy run of {options.greedy_steps} steps")
-            greedy = check_greedy(engine, steps=options.greedy_steps)
-            self._progress("weights")
-            weights = check_weights(engine)
-            scores = self.score(choice)
-        engine.runner.decisions.clear()
-        legs = leg_colours(self._graphs, greedy, weights)
-        self._update(
-            check=CheckRecord(
-                checked=tuple(str(key) for key in keys),
-                captured=len(engine.graphs.keys),
-                sample_seed=engine.config.seed if options.sample else None,
-                greedy=greedy,
-                weights=weights,
-                plant=None if fault is None else judge_fault(fault, legs, clean, scores),
-            )
-        )
 
-    def serve(self) -> None:
-        """Serves a short workload, so that the report can say how real steps were decided."""
-        engine = self._engine
-        engine.live.clear()
-        engine.runner.decisions.clear()
-        self._progress("serving a short workload")
-        try:
-            serve(engine, workload(engine.config, engine.model_config))
-        except CgprofError as error:
-            self._fail("serve", error)
-
-    def save(self, status: str) -> None:
-        """Rewrites the folder."""
-        decisions = tuple(
-            DecisionCount(
-                label=str(key),
-                reason=reason,
-                count=count,
-                eager_split=key.mode is RuntimeMode.NONE and key.num_microbatches > 1,
-            )
-            for (key, reason), count in sorted(
-                self._engine.runner.decisions.items(), key=lambda item: str(item[0][0])
-            )
-        )
-        rank = RankRecord(
-            graphs=tuple(self._graphs),
-            decisions=decisions if status != "partial" else (),
-            totals=getattr(self, "_totals", None),
-        )
-        self._update(status=status, ranks=(rank,), process_seconds=dict(self._seconds))
-        self._writer.write(self.record)
-
-    def _update(self, **fields: object) -> None:
-        self.record = self.record.model_copy(update=fields)
-
-    def _fail(self, where: str, error: CgprofError) -> None:
-        failure = Failure(where=where, error=type(error).__name__, message=str(error))
-        self._update(failures=(*self.record.failures, failure))
+def _recorded_request(record: RunRecord) -> tuple[RunConfig, ModelConfig]:
+    """What a run was asked for, with its model card and weights read again."""
+    settings = record.config.model_dump(mode="json", exclude_none=True)
+    name = record.model.directory or record.config.model.name
+    _, model = load_run(None, name, settings)
+    return record.config, model
 
 
 def _notes(engine: Engine, doubt: str | None) -> tuple[str, ...]:

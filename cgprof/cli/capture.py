@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cgprof.cli import options
-from cgprof.cli.options import OutputFormat
+from cgprof.errors import ConfigError
+from cgprof.report.formats import OutputFormat
 
 if TYPE_CHECKING:
     from cgprof.record.types import RunRecord
@@ -18,6 +21,17 @@ _CAPTURE_FAILED = 3
 Force = Annotated[
     bool, typer.Option("--force", "-f", help="Overwrite an earlier run in that folder.")
 ]
+Resume = Annotated[
+    Path | None,
+    typer.Option(
+        "--resume",
+        metavar="RUN",
+        help="Go on with a run that was cut off or failed, in its folder and with its settings.",
+        show_default=False,
+    ),
+]
+# Parameters that say nothing of what is captured and how.
+_NO_SETTINGS = frozenset({"resume", "output_dir", "force", "output_format"})
 
 
 def capture(
@@ -27,6 +41,7 @@ def capture(
     mode: options.Mode = None,
     cudagraph_capture_sizes: options.CaptureSizes = None,
     max_cudagraph_capture_size: options.MaxCaptureSize = None,
+    strict: options.Strict = None,
     dbo: options.Dbo = None,
     ubatch_size: options.UbatchSize = None,
     dbo_decode_token_threshold: options.DecodeThreshold = None,
@@ -46,30 +61,58 @@ def capture(
     assignments: options.Assignments = None,
     output_dir: options.OutputDir = None,
     force: Force = False,
+    resume: Resume = None,
     output_format: options.Format = OutputFormat.TEXT,
 ) -> None:
     """Capture graphs, replay them, and report launch time, graph memory and parity.
 
     Without --config and --model, runs a tiny mixture of experts that any machine can.
+
+    A run that is killed or interrupted leaves a folder that says partial. --resume captures its
+    graphs again and reads their memory in the new process, and keeps the timings, parity and
+    accuracy that were finished, each with the id of the process that measured it. Config, model,
+    plan, cgprof, libraries and device must be what they were.
     """
-    run, card = options.load_options(ctx.params)
 
-    from cgprof.report.tables import capture_table
-    from cgprof.run import capture_run
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
 
-    folder, record = capture_run(
-        run,
-        card,
-        output_dir=output_dir,
-        force=force,
-        progress=lambda line: typer.echo(line, err=True),
-    )
-    if output_format is OutputFormat.JSON:
-        typer.echo(record.model_dump_json(indent=2))
+    if resume is not None:
+        _refuse_beside_resume(output_dir, force)
+        asked = options.load_options(ctx.params) if _has_settings(ctx.params) else None
+
+        from cgprof.run import resume_run
+
+        resumed = resume_run(resume, asked, progress=say)
+        if resumed is None:
+            say(f"nothing to resume: {resume} is complete; cgprof report shows it")
+            return
+        folder, record = resume, resumed
     else:
-        typer.echo(capture_table(record))
-    typer.echo(f"run folder: {folder}", err=True)
+        run, card = options.load_options(ctx.params)
+
+        from cgprof.run import capture_run
+
+        folder, record = capture_run(run, card, output_dir=output_dir, force=force, progress=say)
+
+    from cgprof.report.tables import capture_document
+
+    options.emit(capture_document(record), output_format)
+    say(f"run folder: {folder}")
     raise typer.Exit(exit_code(record))
+
+
+def _has_settings(params: Mapping[str, object]) -> bool:
+    given = {name for name, value in params.items() if value not in (None, [], ())}
+    return bool(given - _NO_SETTINGS)
+
+
+def _refuse_beside_resume(output_dir: Path | None, force: bool) -> None:
+    if output_dir is not None:
+        problem = "names the folder of a new run; --resume already names the one to go on in"
+        raise ConfigError("--output-dir", problem)
+    if force:
+        raise ConfigError("--force", "overwrites a run, --resume goes on with it; give one of them")
 
 
 def exit_code(record: RunRecord) -> int:

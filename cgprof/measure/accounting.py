@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from cgprof.measure.neighbours import ProcessView
 from cgprof.record.types import GraphMemory, MemoryWitness
@@ -43,6 +44,7 @@ def witness(before: DeviceReading, after: DeviceReading) -> MemoryWitness:
         if own_before is not None and own_after is not None
         else None,
         nvml_note=None if seen else _note(after),
+        neighbours=_neighbours(before, after),
     )
 
 
@@ -94,6 +96,18 @@ def neighbour_moved(before: DeviceReading, after: DeviceReading) -> str | None:
     if first.neighbour_bytes != last.neighbour_bytes:
         return f"another process went from {first.neighbour_bytes} to {last.neighbour_bytes} bytes"
     return None
+
+
+def _neighbours(
+    before: DeviceReading, after: DeviceReading
+) -> Literal["unknown", "none", "still", "moved"]:
+    """What other processes did. Where this process or a size is not seen, others may be hidden."""
+    if neighbour_moved(before, after) is not None:
+        return "moved"
+    for view in (before.processes, after.processes):
+        if view is None or view.own_bytes is None or view.neighbour_bytes is None:
+            return "unknown"
+    return "still" if after.processes is not None and after.processes.neighbour_pids else "none"
 
 
 def _outside_allocator(before: DeviceReading, after: DeviceReading) -> int:

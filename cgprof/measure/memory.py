@@ -6,6 +6,7 @@ import gc
 import os
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,18 @@ from cgprof.measure.accounting import DeviceReading
 from cgprof.measure.nvml import NvmlDevice
 
 _GENERAL_POOL = (0, 0)
+
+
+def used_bytes(device: torch.device) -> int:
+    """Returns the device's memory in use now; on the CPU, what this process holds of the host's.
+
+    Safe in any thread while another one records: it neither allocates nor waits.
+    """
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return total - free
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return resident_pages * os.sysconf("SC_PAGE_SIZE")
 
 
 class MemoryReader:

@@ -15,7 +15,7 @@ import torch
 
 from cgprof.errors import DeviceError
 from cgprof.measure.neighbours import ProcessView, process_view, slowdowns, unknown_view
-from cgprof.record.types import Device
+from cgprof.record.place import Device
 
 Handle = NewType("Handle", object)
 T = TypeVar("T")
@@ -32,6 +32,10 @@ class FieldUnavailableError(Exception):
 
 class DeviceNotFoundError(Exception):
     """No device has this UUID."""
+
+
+class UnknownDeviceError(DeviceError):
+    """NVML works and knows no device of the UUID that CUDA reports, as in some containers."""
 
 
 class Nvml(Protocol):
@@ -61,6 +65,12 @@ class Nvml(Protocol):
     def slowdown_bits(self, handle: Handle) -> int:
         """Returns the clock event reasons that hold now."""
 
+    def power_milliwatts(self, handle: Handle) -> int:
+        """Returns the power that the device draws now."""
+
+    def sm_clock_mhz(self, handle: Handle) -> int:
+        """Returns the clock of the multiprocessors now."""
+
     def processes(self, handle: Handle) -> Sequence[tuple[int, int | None]]:
         """Returns (process id, used bytes or None) of the compute processes that NVML sees."""
 
@@ -83,7 +93,8 @@ class NvmlDevice:
         """Finds the device.
 
         Raises:
-            DeviceError: NVML knows no device of that UUID.
+            UnknownDeviceError: NVML knows no device of that UUID.
+            DeviceError: A call failed.
         """
         self._nvml = nvml
         self._handle = find_handle(nvml, cuda_uuid)
@@ -150,6 +161,8 @@ def describe(nvml: Nvml, device: CudaDevice) -> Device:
         total_bytes=device.total_bytes if total is None else total,
         compute_capability=device.compute_capability,
         driver=_field(notes, "driver", nvml.driver),
+        power_milliwatts=_field(notes, "power", lambda: nvml.power_milliwatts(handle)),
+        sm_clock_mhz=_field(notes, "clock", lambda: nvml.sm_clock_mhz(handle)),
         note="; ".join(notes) or None,
     )
 
@@ -158,14 +171,15 @@ def find_handle(nvml: Nvml, cuda_uuid: str) -> Handle:
     """Returns NVML's handle of a device or MIG slice by the UUID that CUDA gives.
 
     Raises:
-        DeviceError: NVML knows no device of that UUID.
+        UnknownDeviceError: NVML knows no device of that UUID.
+        DeviceError: A call failed.
     """
     for prefix in _UUID_PREFIXES:
         try:
             return nvml.handle_by_uuid(prefix + cuda_uuid)
         except DeviceNotFoundError:
             continue
-    raise DeviceError(f"NVML knows no device with the UUID {cuda_uuid} that CUDA reports")
+    raise UnknownDeviceError(f"NVML knows no device with the UUID {cuda_uuid} that CUDA reports")
 
 
 def cuda_devices() -> tuple[CudaDevice, ...]:
@@ -198,6 +212,8 @@ def _describe_handle(nvml: Nvml, handle: Handle, index: int) -> Device:
             notes, "compute capability", lambda: nvml.compute_capability(handle)
         ),
         driver=_field(notes, "driver", nvml.driver),
+        power_milliwatts=_field(notes, "power", lambda: nvml.power_milliwatts(handle)),
+        sm_clock_mhz=_field(notes, "clock", lambda: nvml.sm_clock_mhz(handle)),
         note="; ".join(notes),
     )
 
@@ -258,6 +274,14 @@ class Pynvml:
     def slowdown_bits(self, handle: Handle) -> int:
         """Returns the clock event reasons that hold now."""
         return int(self._call(self._lib.nvmlDeviceGetCurrentClocksEventReasons, handle))
+
+    def power_milliwatts(self, handle: Handle) -> int:
+        """Returns the power that the device draws now."""
+        return int(self._call(self._lib.nvmlDeviceGetPowerUsage, handle))
+
+    def sm_clock_mhz(self, handle: Handle) -> int:
+        """Returns the clock of the multiprocessors now."""
+        return int(self._call(self._lib.nvmlDeviceGetClockInfo, handle, self._lib.NVML_CLOCK_SM))
 
     def processes(self, handle: Handle) -> Sequence[tuple[int, int | None]]:
         """Returns (process id, used bytes or None) of the compute processes that NVML sees."""

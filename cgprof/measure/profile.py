@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cgprof.engine.worker import device_memory
 from cgprof.errors import CaptureError, MicrobatchError, ReplayError
+from cgprof.graphs.modes import requested_mode
 from cgprof.measure.accounting import DeviceReading, graph_memory, witness
+from cgprof.measure.capture_times import CaptureWatch, watched_capture
 from cgprof.measure.clock import Clock
 from cgprof.measure.launch import Turn, round_robin, sample_steps
-from cgprof.measure.memory import MemoryReader
+from cgprof.measure.memory import MemoryReader, used_bytes
 from cgprof.measure.nvml import NvmlDevice
+from cgprof.measure.sampler import Peak, sampling
+from cgprof.measure.shortage import Shortage, largest_key, ran_out
 from cgprof.measure.stopping import CountRule, NoiseRule
 from cgprof.measure.warnings import (
     MeasureWarning,
+    bound_by,
     launch_warnings,
     memory_warnings,
     throttle_warnings,
 )
 from cgprof.record.samples import SampleSink
 from cgprof.record.types import GraphMemory, GraphRecord, MemoryTotals, MemoryWitness
-from cgprof.shapes import GraphKey
+from cgprof.shapes import GraphKey, RuntimeMode
 
 if TYPE_CHECKING:
     from cgprof.engine.worker import Engine
@@ -39,6 +47,7 @@ class CapturePoints:
     start: DeviceReading | None = None
     after_plain: DeviceReading | None = None
     after_twins: DeviceReading | None = None
+    shortages: dict[GraphKey, Shortage] = field(default_factory=dict)
 
 
 def stream_names(engine: Engine) -> dict[int, str]:
@@ -57,7 +66,11 @@ def capture_keys(
     before = points.start = points.after_plain = points.after_twins = reader.read()
     for key in engine.plan.keys:
         progress(key)
-        record, before = _capture(engine, reader, key, before)
+        with watched_capture() as watch:
+            record, before = _capture(engine, reader, points, key, before, watch)
+        record = record.model_copy(
+            update={"times": watch.times(), "capture_process_id": os.getpid()}
+        )
         points.after_twins = before
         if not key.is_twin:
             points.after_plain = before
@@ -114,7 +127,8 @@ def profile_round_robin(
         Turn(step=engine.live_step(record.key), decision=engine.decision_for(record.key))
         for record in ready
     ]
-    series = round_robin(engine.runner, turns, clock, rounds)
+    with _sampled(engine):
+        series = round_robin(engine.runner, turns, clock, rounds)
     by_key = {record.key: samples for record, samples in zip(ready, series, strict=True)}
     done = []
     for record in records:
@@ -124,29 +138,56 @@ def profile_round_robin(
             continue
         sink.append(record.label, "round-robin", samples.columns())
         update = {
-            "round_robin": samples.stats(),
+            "round_robin": samples.stats(instrumented=_is_instrumented(engine)),
             "replays": engine.graphs.captured[record.key].replays,
+            "round_robin_process_id": os.getpid(),
         }
         done.append(record.model_copy(update=update))
     return done
 
 
+def _sampled(engine: Engine) -> AbstractContextManager[Peak]:
+    return sampling(lambda: used_bytes(engine.device), engine.config.measure.memory_sample_ms)
+
+
+def _is_instrumented(engine: Engine) -> bool:
+    return engine.config.measure.memory_sample_ms is not None
+
+
 def _capture(
-    engine: Engine, reader: MemoryReader, key: GraphKey, before: DeviceReading | None
+    engine: Engine,
+    reader: MemoryReader,
+    points: CapturePoints,
+    key: GraphKey,
+    before: DeviceReading | None,
+    watch: CaptureWatch,
 ) -> tuple[GraphRecord, DeviceReading | None]:
     """One key's record, and the reading after it."""
     marks: dict[str, DeviceReading] = {}
 
     def mark(name: str) -> None:
+        watch.mark(name)
         reading = reader.read_between()
         if reading is not None:
             marks[name] = reading
+        watch.lap("readings")
 
-    try:
-        captured = engine.capture(key, mark)
-    except CaptureError as error:
-        return GraphRecord(key=key, label=str(key), failure=str(error)), reader.read()
+    requested = requested_mode(engine.config.capture.policy, key).name
+    with _sampled(engine) as peak:
+        captured = _captured_or_failure(engine, points, key, mark)
+    watch.lap(watch.under_way)
+    # What a failed capture held is free by now: its exception is gone.
     after = reader.read()
+    watch.lap("readings")
+    if isinstance(captured, str):
+        failed = GraphRecord(
+            key=key,
+            label=str(key),
+            requested_mode=requested,
+            effective_mode=RuntimeMode.NONE.name,
+            failure=captured,
+        )
+        return failed, after
     if before is None or after is None:
         memory, seen, doubts = _tape_memory(captured)
     else:
@@ -155,6 +196,9 @@ def _capture(
     record = GraphRecord(
         key=key,
         label=str(key),
+        requested_mode=requested,
+        effective_mode=key.mode.name,
+        sampled_peak_bytes=peak.most_bytes,
         capture_ns=captured.capture_ns,
         instantiate_ns=captured.instantiate_ns,
         nodes=dict(captured.recording.nodes),
@@ -163,6 +207,27 @@ def _capture(
         warnings=tuple(str(doubt) for doubt in doubts),
     )
     return record, after
+
+
+def _captured_or_failure(
+    engine: Engine, points: CapturePoints, key: GraphKey, mark: Callable[[str], None]
+) -> CapturedGraph | str:
+    try:
+        return engine.capture(key, mark)
+    except CaptureError as error:
+        tried = ran_out(error)
+        if tried is None:
+            return str(error)
+        free, total = device_memory(engine.device)
+    graphs = engine.graphs.captured
+    shortage = points.shortages[key] = Shortage(
+        free_bytes=free,
+        total_bytes=total,
+        pool_bytes=sum(graph.recording.pool_bytes for graph in graphs.values()),
+        tried=tried,
+        largest_planned=max(planned.num_tokens for planned in engine.plan.keys),
+    )
+    return shortage.describe(key, largest_key(graphs))
 
 
 def _tape_memory(
@@ -184,30 +249,32 @@ def _profile(
     config, key = engine.config.measure, record.key
     step = engine.live_step(key)
     experts_hit = engine.expert_usage(step)
-    eager = sample_steps(
-        engine.runner,
-        step,
-        clock,
-        NoiseRule.from_config(config),
-        decision=engine.decision_for(key.as_eager()),
-        warmup=config.warmup,
-    )
-    sink.append(record.label, "eager", eager.columns())
-    engine.graphs.poison(key)
-    replay = engine.decision_for(key)
-    first = sample_steps(engine.runner, step, clock, CountRule(1), decision=replay)
-    sink.append(record.label, "first", first.columns())
-    hot = sample_steps(
-        engine.runner,
-        step,
-        clock,
-        NoiseRule.from_config(config),
-        decision=replay,
-        warmup=config.warmup,
-    )
-    sink.append(record.label, "hot", hot.columns())
+    with _sampled(engine):
+        eager = sample_steps(
+            engine.runner,
+            step,
+            clock,
+            NoiseRule.from_config(config),
+            decision=engine.decision_for(key.as_eager()),
+            warmup=config.warmup,
+        )
+        sink.append(record.label, "eager", eager.columns())
+        engine.graphs.poison(key)
+        replay = engine.decision_for(key)
+        first = sample_steps(engine.runner, step, clock, CountRule(1), decision=replay)
+        sink.append(record.label, "first", first.columns())
+        hot = sample_steps(
+            engine.runner,
+            step,
+            clock,
+            NoiseRule.from_config(config),
+            decision=replay,
+            warmup=config.warmup,
+        )
+        sink.append(record.label, "hot", hot.columns())
     first_replay_ns = int(first.launch_ns[0])
-    eager_stats, hot_stats = eager.stats(), hot.stats()
+    sampled = _is_instrumented(engine)
+    eager_stats, hot_stats = eager.stats(instrumented=sampled), hot.stats(instrumented=sampled)
     doubts = [
         *launch_warnings(eager_stats, hot_stats, first_replay_ns, config.relative_noise),
         *throttle_warnings(() if nvml is None else nvml.slowdowns()),
@@ -217,9 +284,11 @@ def _profile(
             "eager": eager_stats,
             "replay": hot_stats,
             "first_replay_ns": first_replay_ns,
+            "bound": bound_by(eager_stats, hot_stats),
             "experts_hit": experts_hit,
             "replays": engine.graphs.captured[key].replays,
             "warnings": record.warnings + tuple(str(doubt) for doubt in doubts),
+            "timing_process_id": os.getpid(),
         }
     )
 

@@ -38,8 +38,8 @@ class Samples:
             "device_ns": self.device_ns,
         }
 
-    def stats(self) -> StageStats:
-        """Returns the summary of each stage."""
+    def stats(self, *, instrumented: bool = False) -> StageStats:
+        """Returns the summary of each stage; `instrumented` if something else read meanwhile."""
         by = self.stopped_by
         step_ns = self.decide_ns + self.prepare_ns + self.launch_ns + self.finish_ns + self.wait_ns
         return StageStats(
@@ -50,6 +50,7 @@ class Samples:
             wait=launch_stats(self.wait_ns, by),
             device=None if self.device_ns is None else launch_stats(self.device_ns, by),
             step=launch_stats(step_ns, by),
+            instrumented=instrumented,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from cgprof.measure.accounting import DeviceReading, neighbour_moved
 from cgprof.record.types import GraphMemory, StageStats
@@ -24,6 +25,13 @@ class WarningKind(StrEnum):
     NO_DEVICE_GROWTH = "no-device-growth"
 
 
+_OF_CAPTURE = (
+    WarningKind.NEIGHBOUR_MOVED,
+    WarningKind.NEGATIVE_REST,
+    WarningKind.NO_DEVICE_GROWTH,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class MeasureWarning:
     """One warning; its text says what was seen."""
@@ -34,6 +42,16 @@ class MeasureWarning:
     def __str__(self) -> str:
         """The kind, then what was seen."""
         return f"{self.kind.value}: {self.detail}"
+
+
+def bound_by(eager: StageStats, replay: StageStats) -> Literal["host", "device"] | None:
+    """Returns what an eager step waits for: its own launching or the device; None without one.
+
+    A graph shortens a step that is bound by the host. Both times are of an idle queue.
+    """
+    if replay.device is None:
+        return None
+    return "device" if replay.device.median_ns >= eager.launch.median_ns else "host"
 
 
 def launch_warnings(
@@ -55,7 +73,7 @@ def launch_warnings(
     if first_replay_ns > _DEAR_FIRST_REPLAY * median_ns:
         detail = f"first launch {format_ns(first_replay_ns)}, later ones {format_ns(median_ns)}"
         found.append(MeasureWarning(WarningKind.FIRST_REPLAY_DEAR, detail))
-    if replay.device is not None and replay.device.median_ns >= eager.launch.median_ns:
+    if replay.device is not None and bound_by(eager, replay) == "device":
         detail = (
             f"the device works {format_ns(replay.device.median_ns)}, eager launching takes "
             f"{format_ns(eager.launch.median_ns)}: a graph saves host time, not step time"
@@ -69,6 +87,11 @@ def throttle_warnings(slowdowns: tuple[str, ...]) -> list[MeasureWarning]:
     if not slowdowns:
         return []
     return [MeasureWarning(WarningKind.THROTTLED, ", ".join(slowdowns))]
+
+
+def timing_warnings(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns those warnings of a key that doubt its times; the others doubt its memory."""
+    return tuple(text for text in texts if text.partition(":")[0] not in _OF_CAPTURE)
 
 
 def memory_warnings(

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 Phase = Literal["eager", "first", "hot", "round-robin"]
 
 STAGE_COLUMNS = ("decide_ns", "prepare_ns", "launch_ns", "finish_ns", "wait_ns", "device_ns")
+PROCESS = pa.field("process_id", pa.int64())
 _LABEL = pa.dictionary(pa.int32(), pa.string())
 SAMPLE_SCHEMA = pa.schema(
     [
         pa.field("key", _LABEL),
         pa.field("phase", _LABEL),
         *(pa.field(name, pa.int64()) for name in STAGE_COLUMNS),
+        PROCESS,
     ]
 )
 
 
 class SampleSink:
-    """Collects series of samples and hands them out as one table."""
+    """Collects series of samples, one a key and phase, and hands them out as one table."""
 
     def __init__(self) -> None:
-        self._series: list[pa.Table] = []
+        self._series: list[tuple[str, Phase, pa.Table]] = []
 
     def append(
         self, key: str, phase: Phase, columns: Mapping[str, NDArray[np.int64] | None]
@@ -39,10 +43,28 @@ class SampleSink:
             arrays.append(
                 pa.nulls(count, pa.int64()) if values is None else pa.array(values, pa.int64())
             )
-        self._series.append(pa.Table.from_arrays(arrays, schema=SAMPLE_SCHEMA))
+        arrays.append(pa.array([os.getpid()] * count, PROCESS.type))
+        self._series.append((key, phase, pa.Table.from_arrays(arrays, schema=SAMPLE_SCHEMA)))
+
+    def take(self, table: pa.Table) -> None:
+        """Adds every series of another run's table."""
+        self._series += _split(table)
+
+    def keep(self, wanted: Callable[[str, Phase], bool]) -> None:
+        """Drops each series whose key and phase are not wanted."""
+        self._series = [series for series in self._series if wanted(series[0], series[1])]
 
     def table(self) -> pa.Table:
         """Returns all rows in the order they came."""
         if not self._series:
             return SAMPLE_SCHEMA.empty_table()
-        return pa.concat_tables(self._series).unify_dictionaries()
+        return pa.concat_tables([table for _, _, table in self._series]).unify_dictionaries()
+
+
+def _split(table: pa.Table) -> Iterator[tuple[str, Phase, pa.Table]]:
+    for key in pc.unique(table["key"]).to_pylist():
+        of_key = table.filter(pc.equal(table["key"], key))
+        for phase in get_args(Phase):
+            series = of_key.filter(pc.equal(of_key["phase"], phase))
+            if series.num_rows:
+                yield key, phase, series

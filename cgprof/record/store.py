@@ -17,7 +17,8 @@ from pydantic import ValidationError
 
 from cgprof.errors import ConfigError, RecordError
 from cgprof.record.items import items_of, items_table
-from cgprof.record.samples import SAMPLE_SCHEMA, SampleSink
+from cgprof.record.lock import LOCK, FolderLock
+from cgprof.record.samples import PROCESS, SAMPLE_SCHEMA, SampleSink
 from cgprof.record.types import SCHEMA_VERSION, ItemScore, RunRecord
 
 MANIFEST = "manifest.json"
@@ -25,50 +26,80 @@ SUMMARY = "summary.json"
 SAMPLES = "replays.parquet"
 ITEMS = "items.parquet"  # only where a task was scored
 _PART = ".part"
-_CLAIM = "run.claim"  # there until the first write is whole
-_OUR_FILES = (MANIFEST, SUMMARY, SAMPLES, ITEMS)
 
 
 class RunWriter:
-    """Writes one run's folder, again and again as the run grows."""
+    """Writes one run's folder, again and again as the run grows; a context manager.
 
-    def __init__(self, path: Path, *, force: bool = False, numbered: bool = False) -> None:
+    Nobody else can write the folder from `claim` until the end.
+    """
+
+    def __init__(
+        self, path: Path, *, force: bool = False, numbered: bool = False, resume: bool = False
+    ) -> None:
         """Looks at the folder and leaves it as it is until `claim` or the first write.
 
-        With `force` an older run's files are replaced then, others kept. With `numbered` the
-        folder is always a new one: a number is added to a name that is taken.
+        With `force` an older run's files are replaced by the first write, others kept. With
+        `numbered` the folder is always a new one: a number is added to a name that is taken. With
+        `resume` the folder is there, and its run goes on.
 
         Raises:
-            ConfigError: The folder is not empty and `force` is off, or it cannot be made.
+            ConfigError: The folder is not empty, and neither `force` nor `resume` is on; or it
+                cannot be made.
         """
         self.path = path
         self.samples = SampleSink()
         self.items: list[ItemScore] = []
-        self._force = force
+        self._flag = "--resume" if resume else "--output-dir"
+        self._overwrites = force
+        self._reuses = force or resume
         self._numbered = numbered
-        self._claimed = False
+        self._lock: FolderLock | None = None
         try:
-            if not numbered and not force and path.exists() and any(path.iterdir()):
-                raise self._occupied()
+            if not numbered:
+                self._refuse_occupied()
             parent = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         except OSError as error:
-            raise ConfigError("--output-dir", f"{path}: {error.strerror}") from error
+            raise ConfigError(self._flag, f"{path}: {error.strerror}") from error
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-            raise ConfigError("--output-dir", f"{path}: cannot write in {parent}")
+            raise ConfigError(self._flag, f"{path}: cannot write in {parent}")
+
+    def __enter__(self) -> RunWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reserve(self) -> None:
+        """Claims a folder that is there already, so that no other run can take it meanwhile.
+
+        Raises:
+            ConfigError: As for `claim`.
+        """
+        if not self._numbered and self.path.exists():
+            self.claim()
 
     def claim(self) -> str:
         """Makes the folder this run's own and returns what was added to its name.
 
         Raises:
-            ConfigError: Another run took it in the meantime, or it cannot be made.
+            ConfigError: Another process is writing it, another run took it in the meantime, or it
+                cannot be made.
         """
-        if self._claimed:
+        if self._lock is not None:
             return ""
         try:
-            added = self._make_numbered() if self._numbered else self._take()
+            added = self._make_numbered() if self._numbered else ""
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FolderLock(self.path, self._flag)
         except OSError as error:
-            raise ConfigError("--output-dir", f"{self.path}: {error.strerror}") from error
-        self._claimed = True
+            raise ConfigError(self._flag, f"{self.path}: {error.strerror}") from error
+        try:
+            self._refuse_occupied()
+        except ConfigError:
+            lock.release()
+            raise
+        self._lock = lock
         return added
 
     def write(self, record: RunRecord) -> None:
@@ -85,12 +116,25 @@ class RunWriter:
             "files": [SUMMARY, SAMPLES, *([ITEMS] if self.items else [])],
         }
         summary = record.model_dump(mode="json")
+        if self._overwrites:
+            # From here on the folder says what the new run says, whenever the writer dies.
+            self._replace(SUMMARY, lambda part: part.write_text(self._json(SUMMARY, summary)))
+            self._overwrites = False
         self._replace(SAMPLES, lambda part: pq.write_table(self.samples.table(), part))
         if self.items:
             self._replace(ITEMS, lambda part: pq.write_table(items_table(self.items), part))
+        else:
+            (self.path / ITEMS).unlink(missing_ok=True)
         self._replace(SUMMARY, lambda part: part.write_text(self._json(SUMMARY, summary)))
         self._replace(MANIFEST, lambda part: part.write_text(self._json(MANIFEST, manifest)))
-        (self.path / _CLAIM).unlink(missing_ok=True)
+        if not self.items:
+            (self.path / (ITEMS + _PART)).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Lets others write the folder."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _make_numbered(self) -> str:
         wanted = self.path
@@ -102,30 +146,14 @@ class RunWriter:
         self.path = wanted.with_name(wanted.name + added)
         return added
 
-    def _take(self) -> str:
-        self.path.mkdir(parents=True, exist_ok=True)
-        if self._force:
-            self._remove_older_run()
-        claim = self.path / _CLAIM
-        try:
-            claim.touch(exist_ok=False)
-        except FileExistsError as error:
-            raise self._occupied() from error
-        if not self._force and any(found != claim for found in self.path.iterdir()):
-            claim.unlink()
-            raise self._occupied()
-        return ""
-
-    def _occupied(self) -> ConfigError:
-        return ConfigError(
-            "--output-dir", f"{self.path} is not empty; choose another folder or give --force"
-        )
-
-    def _remove_older_run(self) -> None:
-        (self.path / _CLAIM).unlink(missing_ok=True)
-        for name in _OUR_FILES:
-            (self.path / name).unlink(missing_ok=True)
-            (self.path / (name + _PART)).unlink(missing_ok=True)
+    def _refuse_occupied(self) -> None:
+        if self._reuses or not self.path.exists():
+            return
+        # The file of a lock alone is what a run leaves that was killed before it wrote anything.
+        if any(found.name != LOCK for found in self.path.iterdir()):
+            raise ConfigError(
+                self._flag, f"{self.path} is not empty; choose another folder or give --force"
+            )
 
     def _json(self, name: str, value: object) -> str:
         try:
@@ -139,7 +167,9 @@ class RunWriter:
             write(part)
             os.replace(part, self.path / name)
         except OSError as error:
-            raise RecordError(self.path / name, f"cannot be written: {error.strerror}") from error
+            part.unlink(missing_ok=True)
+            problem = f"cannot be written: {error.strerror or error}"
+            raise RecordError(self.path / name, problem) from error
 
 
 def _made(folder: Path) -> bool:
@@ -183,6 +213,16 @@ def read_samples(path: Path) -> pd.DataFrame:
     Raises:
         RecordError: The file is missing or damaged.
     """
+    frame: pd.DataFrame = read_sample_table(path).to_pandas()
+    return frame
+
+
+def read_sample_table(path: Path) -> pa.Table:
+    """Returns the same as a table; older runs do not say which process took a sample.
+
+    Raises:
+        RecordError: The file is missing or damaged.
+    """
     samples = path / SAMPLES
     if not samples.exists():
         raise RecordError(path, f"{SAMPLES} is missing")
@@ -192,13 +232,14 @@ def read_samples(path: Path) -> pd.DataFrame:
         table = pq.read_table(samples)
     except (pa.ArrowException, OSError) as error:
         raise RecordError(samples, f"is damaged: {str(error).splitlines()[0]}") from error
+    if PROCESS.name not in table.schema.names:
+        table = table.append_column(PROCESS, pa.nulls(table.num_rows, PROCESS.type))
     for field in SAMPLE_SCHEMA:
         if table.schema.names.count(field.name) != 1:
             raise RecordError(samples, f"is damaged: it needs one column {field.name}")
     if not table.schema.equals(SAMPLE_SCHEMA):
         raise RecordError(samples, "is damaged: its columns have other types")
-    frame: pd.DataFrame = table.to_pandas()
-    return frame
+    return table
 
 
 def read_items(path: Path) -> tuple[ItemScore, ...]:

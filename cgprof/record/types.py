@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from cgprof.config.schema import ModelConfig, RunConfig
+from cgprof.record.place import Environment, RunProcess
+from cgprof.record.strict import NonNegative, Record
 from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey
 
 SCHEMA_VERSION = 2
-NonNegative = Annotated[int, Field(ge=0)]
-
-
-class Record(BaseModel):
-    """Base of all records: frozen, unknown keys refused, never NaN or infinity in JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class LaunchStats(Record):
@@ -46,6 +41,7 @@ class StageStats(Record):
     wait: LaunchStats
     device: LaunchStats | None = None  # by device events around launch
     step: LaunchStats | None = None  # the five host stages of one step together
+    instrumented: bool = False  # a thread sampled memory meanwhile; not comparable with one without
 
 
 class MemoryWitness(Record):
@@ -55,6 +51,7 @@ class MemoryWitness(Record):
     device_delta_bytes: int | None = None
     nvml_delta_bytes: int | None = None
     nvml_note: str | None = None  # why the NVML view is missing or doubtful
+    neighbours: Literal["unknown", "none", "still", "moved"] | None = None  # None: no device
 
 
 class GraphMemory(Record):
@@ -63,7 +60,7 @@ class GraphMemory(Record):
     pool_by_stream: dict[str, int]
     instantiate_bytes: int | None = None  # device memory taken by instantiate and upload
     outputs_bytes: NonNegative = 0
-    workspaces: dict[str, int] = {}  # "thread/stream" -> bytes
+    workspaces: dict[str, int] = Field(default_factory=dict)  # "thread/stream" -> bytes
     rest_bytes: int | None = None
 
     @property
@@ -106,7 +103,7 @@ class GreedyResult(Record):
     requests: NonNegative
     steps: NonNegative
     longest_context: NonNegative
-    replays: dict[str, NonNegative] = {}  # key -> steps
+    replays: dict[str, NonNegative] = Field(default_factory=dict)  # key -> steps
     tokens_compared: NonNegative = 0
     divergences: tuple[TokenDivergence, ...] = ()  # replay against eager
     max_logit_diff: float | None = None  # of the best logits, up to each first difference
@@ -129,25 +126,62 @@ class WeightsResult(Record):
     note: str = ""
 
 
+class CaptureTimes(Record):
+    """Where the time of one capture went; the parts are apart and add up to the whole.
+
+    Warm-up and record hold the preparation of the inputs before them.
+    """
+
+    warm_up_ns: NonNegative = 0
+    record_ns: NonNegative = 0
+    instantiate_ns: NonNegative = 0  # upload included
+    gc_ns: NonNegative = 0  # of the garbage collector, taken out of the other parts
+    readings_ns: NonNegative = 0  # of memory
+
+    @property
+    def total_ns(self) -> int:
+        """The capture of the key from end to end."""
+        parts = (self.warm_up_ns, self.record_ns, self.instantiate_ns, self.gc_ns)
+        return sum(parts) + self.readings_ns
+
+
 class GraphRecord(Record):
-    """All that is known of one captured key; one line of the report."""
+    """All that is known of one captured key; one line of the report.
+
+    A resumed run keeps what earlier processes timed and checked; capture and memory are always
+    the last one's. The process ids say which.
+    """
 
     key: GraphKey
     label: str
+    requested_mode: str | None = None  # by the policy that was asked for
+    effective_mode: str | None = None  # NONE where the capture failed
     capture_ns: NonNegative | None = None
     instantiate_ns: NonNegative | None = None
-    nodes: dict[str, int] = {}  # kind -> count; "kernel" is what launches work
+    times: CaptureTimes | None = None  # of a failed capture too
+    nodes: dict[str, int] = Field(
+        default_factory=dict
+    )  # kind -> count; "kernel" is what launches work
     memory: GraphMemory | None = None
     witness: MemoryWitness | None = None
     eager: StageStats | None = None
     replay: StageStats | None = None  # the same key again and again (hot)
     round_robin: StageStats | None = None  # keys in turn
     first_replay_ns: NonNegative | None = None
+    bound: Literal["host", "device"] | None = None  # what an eager step waits for; None: no device
+    launches_outside: dict[str, int] = Field(
+        default_factory=dict
+    )  # what a step of this key enqueues beside its graph
+    sampled_peak_bytes: NonNegative | None = None  # used memory seen by sampling during capture
     experts_hit: float | None = None  # distinct experts that a layer runs, mean over layers
     parity: tuple[ParityResult, ...] = ()
     replays: NonNegative = 0
     warnings: tuple[str, ...] = ()
     failure: str | None = None
+    capture_process_id: NonNegative | None = None  # of memory as well
+    timing_process_id: NonNegative | None = None
+    round_robin_process_id: NonNegative | None = None
+    parity_process_id: NonNegative | None = None
 
 
 class MemoryTotals(Record):
@@ -189,6 +223,15 @@ class SkippedKey(Record):
     reason: str
 
 
+class PlannedMode(Record):
+    """How steps of one key were asked to run and how they run; `reason` where the two differ."""
+
+    label: str
+    requested: str
+    effective: str
+    reason: str = ""
+
+
 class PlanRecord(Record):
     """The plan as it was printed, with what became of the policy that was asked for."""
 
@@ -196,36 +239,10 @@ class PlanRecord(Record):
     policy: CapturePolicy
     policy_reason: str = ""
     labels: tuple[str, ...]
+    modes: tuple[PlannedMode, ...] = ()  # of every planned and every skipped key
     skipped: tuple[SkippedKey, ...] = ()
     uncovered_batches: tuple[int, ...] = ()  # decode request counts that no key covers
     fingerprint: str
-
-
-class Device(Record):
-    """What `measure.nvml` and torch say of one device."""
-
-    index: NonNegative
-    name: str
-    uuid: str | None = None
-    total_bytes: NonNegative | None = None
-    compute_capability: str | None = None
-    driver: str | None = None
-    note: str | None = None
-
-
-class Environment(Record):
-    """What ran where."""
-
-    cgprof: str
-    python: str
-    torch: str
-    triton: str | None = None
-    cuda: str | None = None
-    hostname: str
-    platform: str
-    cpu: str | None = None
-    device: Device | None = None
-    variables: dict[str, str] = {}
 
 
 class Failure(Record):
@@ -274,11 +291,14 @@ class AccuracyResult(Record):
     seed: int | None = None
     items_fingerprint: str  # of ids, prompts and golds
     about: Literal["plain", "twin"] | None = None  # what a replay score is meant to test
-    replays: dict[str, NonNegative] = {}  # key -> steps
-    tokens_by_key: dict[str, NonNegative] = {}  # scored tokens, eager steps included
+    replays: dict[str, NonNegative] = Field(default_factory=dict)  # key -> steps
+    tokens_by_key: dict[str, NonNegative] = Field(
+        default_factory=dict
+    )  # scored tokens, eager steps included
     tokens_plain: NonNegative = 0  # scored tokens from replays of plain keys
     tokens_twin: NonNegative = 0
     tokens_eager: NonNegative = 0
+    process_id: NonNegative | None = None
 
     @property
     def verified(self) -> bool | None:
@@ -346,6 +366,7 @@ class RunRecord(Record):
     run_id: str
     status: Literal["partial", "complete", "failed"]
     recorder: Literal["cuda", "tape"]
+    capture_error_mode: str | None = None  # of cudaStreamBeginCapture; None on a tape
     started_at: str  # ISO 8601, UTC
     config: RunConfig
     config_fingerprint: str
@@ -354,13 +375,14 @@ class RunRecord(Record):
     environment: Environment
     timer_floor_ns: NonNegative | None = None
     recording_overhead_ns: NonNegative | None = None
-    process_seconds: dict[
-        str, float
-    ] = {}  # "start to first captured key", "capture of plain keys", ...
+    # "start to first captured key", "capture of plain keys", ...
+    process_seconds: dict[str, float] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     ranks: tuple[RankRecord, ...] = ()
     accuracy: tuple[AccuracyResult, ...] = ()
     verdicts: tuple[PairedVerdict, ...] = ()  # of accuracy, replay against eager
     accuracy_note: str = ""  # why there is no accuracy
     check: CheckRecord | None = None
+    command: Literal["capture", "check"] | None = None
+    processes: tuple[RunProcess, ...] = ()
     failures: tuple[Failure, ...] = ()

@@ -1,4 +1,3 @@
-import json
 from datetime import datetime
 
 import pytest
@@ -6,13 +5,11 @@ from typer.testing import CliRunner
 
 from cgprof.cli.app import app
 from cgprof.cli.capture import exit_code
-from cgprof.cli.devices import devices_table
 from cgprof.config.load import load_run
 from cgprof.errors import DeviceError
+from cgprof.record.place import Environment
 from cgprof.record.store import read_run
 from cgprof.record.types import (
-    Device,
-    Environment,
     Failure,
     GraphRecord,
     ParityResult,
@@ -106,29 +103,6 @@ def test_refused_run_captures_nothing_and_leaves_no_folder(tmp_path):
     assert not folder.exists()
 
 
-def test_devices_table_aligns_and_drops_empty_columns():
-    found = [
-        Device(index=0, name="NVIDIA H200", total_bytes=2**37, compute_capability="9.0"),
-        Device(index=1, name="A", compute_capability="8.0"),
-    ]
-    lines = devices_table(found).splitlines()
-    assert lines == [
-        "index  name         memory      compute",
-        "0      NVIDIA H200  128.00 GiB  9.0",
-        "1      A            -           8.0",
-    ]
-
-
-def test_devices_prints_devices_or_one_line():
-    result = CliRunner().invoke(app, ["devices", "--format", "json"])
-    if result.exit_code == 0:
-        assert json.loads(result.stdout)[0]["name"]
-    else:
-        assert result.exit_code == 3
-        assert result.stdout == ""
-        assert len(result.stderr.splitlines()) == 1
-
-
 @pytest.mark.parametrize("args", [["report", "absent"], ["compare", "absent", "absent"]])
 def test_absent_run_folder_is_one_line_and_exit_code_2(args, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -164,7 +138,7 @@ def test_run_whose_serving_fails_is_a_failed_run(tmp_path, monkeypatch):
     def refuse(*_args):
         raise DeviceError("lost")
 
-    monkeypatch.setattr("cgprof.run.serve", refuse)
+    monkeypatch.setattr("cgprof.job.serve", refuse)
     result = CliRunner().invoke(app, [*_QUICK, "-o", str(tmp_path / "run")])
     assert result.exit_code == 3, result.output
     assert read_run(tmp_path / "run").status == "failed"

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,3 +110,25 @@ def test_neighbour_moved_claims_nothing_of_what_it_cannot_see():
     hidden = _reading(9, processes=unknown_view("container"))
     assert neighbour_moved(hidden, _reading(9, processes=_processes(5, 1))) is None
     assert neighbour_moved(_reading(9), _reading(8)) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word"),
+    [
+        (None, None, "unknown"),
+        (process_view([], pid=1), process_view([], pid=1), "unknown"),
+        (process_view([(501, 9)], pid=1), process_view([(502, 7)], pid=1), "unknown"),
+        (process_view([(1, None)], pid=1), process_view([(1, None)], pid=1), "unknown"),
+        (_processes(5), _processes(6), "none"),
+        (_processes(5, 9), _processes(6, 9), "still"),
+        (_processes(5, 9), _processes(6, 8), "moved"),
+        (_processes(5), _processes(6, 8), "moved"),
+        (_processes(5, None), _processes(6, None), "unknown"),
+    ],
+)
+def test_neighbours_that_cannot_be_seen_are_unknown_and_never_none(before, after, word):
+    seen = witness(_reading(9, processes=before), _reading(8, processes=after))
+    assert seen.neighbours == word
+    if word == "unknown" and before is not None and before.own_bytes is None:
+        assert seen.nvml_delta_bytes is None
+        assert seen.nvml_note.startswith("per-process view not available here")

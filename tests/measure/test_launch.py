@@ -64,6 +64,17 @@ def test_sample_steps_launches_only_after_the_step_before_was_waited_for():
     assert clock.log.index("synchronize") < clock.log.index("decide")
 
 
+def test_sample_steps_times_launches_on_an_idle_queue_however_long_the_device_works():
+    """A full queue makes the call wait for the device: that time must not pass for launching."""
+    clock = ScriptedClock()
+    runner = ScriptedRunner(
+        clock, launch=lambda key: 3_000 if runner.in_flight == 0 else 900_000, wait=900_000
+    )
+    samples = _sample(runner, clock, count=50)
+    assert samples.launch_ns.tolist() == [3_000] * 50
+    assert samples.wait_ns.tolist() == [900_000] * 50
+
+
 def test_sample_steps_throws_warmup_away():
     clock = ScriptedClock()
     costs = iter([9_000_000, 8_000_000, 3_000, 3_000, 3_000])

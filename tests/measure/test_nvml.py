@@ -1,8 +1,12 @@
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from cgprof.cli.app import app
 from cgprof.errors import DeviceError
 from cgprof.measure.nvml import (
     NvmlDevice,
@@ -61,6 +65,33 @@ def test_describe_takes_memory_from_cuda_only_where_nvml_has_none():
     assert device.note == ("memory not available from NVML: Not Supported; total memory is CUDA's")
     assert (device.name, device.driver) == (shared.name, "580.1")
     assert describe(FakeNvml([ZERO]), cuda_view(ZERO, 0)).total_bytes == 80 * GIB
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees devices here")
+@pytest.mark.parametrize("variable", ["", "7"])
+def test_devices_command_without_a_visible_gpu_is_one_line_and_not_zero(monkeypatch, variable):
+    monkeypatch.setattr("cgprof.measure.nvml.Pynvml", lambda: FakeNvml([ZERO, ONE]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    result = CliRunner().invoke(app, ["devices"])
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr == (
+        f"error: no visible GPU: CUDA_VISIBLE_DEVICES={variable!r} selects none of the 2 devices "
+        "of this machine\n"
+    )
+
+
+@pytest.mark.gpu
+def test_short_uuid_selects_the_device_that_is_reported():
+    uuid = cuda_device(torch.cuda.current_device()).uuid
+    done = subprocess.run(
+        [sys.executable, "-m", "cgprof", "devices", "--format", "json"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": f"GPU-{uuid[:8]}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f'"GPU-{uuid}"' in done.stdout
 
 
 def test_describe_passes_other_failures_on():

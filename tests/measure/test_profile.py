@@ -1,7 +1,10 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from cgprof.measure.accounting import DeviceReading
+from cgprof.measure.neighbours import process_view
 from cgprof.measure.profile import (
     CapturePoints,
     capture_keys,
@@ -10,6 +13,8 @@ from cgprof.measure.profile import (
     profile_round_robin,
 )
 from cgprof.record.samples import SampleSink
+from cgprof.record.types import RankRecord
+from cgprof.report.sections import totals_table
 from tests.support.stepping import ScriptedEngine, full_key
 
 MIB = 1 << 20
@@ -82,6 +87,16 @@ def test_capture_keys_measures_parts_per_key_and_totals_per_half():
     assert totals.plain_bytes == (8 + 4 + 32 + 6) * MIB
     assert totals.twin_bytes == (16 + 3) * MIB
     assert (totals.outputs_bytes, totals.kv_cache_bytes, totals.weights_bytes) == (128, 128, 4096)
+
+
+def test_capture_keys_says_what_was_asked_for_and_what_became_of_it():
+    engine = ScriptedEngine(PLAIN + TWINS, failing=[PLAIN[0]])
+    records, _, _ = _capture(engine, _NoMemory())
+    assert [(r.requested_mode, r.effective_mode) for r in records] == [
+        ("FULL", "NONE"),
+        ("FULL", "FULL"),
+        ("FULL", "FULL"),
+    ]
 
 
 def test_capture_keys_goes_on_after_a_failure_and_does_not_charge_it_to_the_next():
@@ -183,3 +198,31 @@ def test_profile_key_has_device_times_only_with_a_device(has_device):
     records, _ = _profiled(ScriptedEngine(PLAIN[:1], has_device=has_device))
     device = records[0].replay.device
     assert (device.median_ns == 3_000) if has_device else device is None
+
+
+def test_profile_key_says_what_bounds_an_eager_step_only_with_a_device():
+    records, _ = _profiled(ScriptedEngine(PLAIN[:1], has_device=True))
+    assert records[0].bound == "host"
+    records, _ = _profiled(ScriptedEngine(PLAIN[:1]))
+    assert records[0].bound is None
+
+
+def test_capture_where_processes_are_hidden_has_no_per_process_figure_and_says_unknown():
+    class Hidden(_ScriptedMemory):
+        def read(self):
+            return dataclasses.replace(
+                self.read_between(), processes=process_view([(501, None)], pid=1)
+            )
+
+    memory = Hidden()
+    engine = ScriptedEngine(PLAIN + TWINS, on_mark=_script(memory))
+    records, points, _ = _capture(engine, memory)
+    totals = memory_totals(engine, points, records)
+    assert [r.failure for r in records] == [None] * 3
+    for seen in (*(r.witness for r in records), totals.plain_witness, totals.twin_witness):
+        assert seen.device_delta_bytes > 0
+        assert seen.nvml_delta_bytes is None
+        assert seen.nvml_note.startswith("per-process view not available here")
+        assert seen.neighbours == "unknown"
+    table = totals_table(RankRecord(graphs=tuple(records), totals=totals)).to_text()
+    assert "other processes on the device: unknown" in table

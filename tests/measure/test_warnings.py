@@ -1,7 +1,10 @@
+import pytest
+
 from cgprof.measure.accounting import DeviceReading, graph_memory
 from cgprof.measure.neighbours import process_view
 from cgprof.measure.warnings import (
     WarningKind,
+    bound_by,
     launch_warnings,
     memory_warnings,
     throttle_warnings,
@@ -58,6 +61,13 @@ def test_launch_warnings_flag_a_key_whose_device_time_hides_eager_launching():
     assert launch_warnings(QUIET, stage_stats(5_000, device_ns=49_999), 5_000, 0.03) == []
     found = launch_warnings(QUIET, stage_stats(5_000, device_ns=50_000), 5_000, 0.03)
     assert _kinds(found) == [WarningKind.DEVICE_BOUND]
+
+
+@pytest.mark.parametrize(
+    ("device_ns", "bound"), [(None, None), (49_999, "host"), (50_000, "device"), (9**9, "device")]
+)
+def test_step_is_bound_by_what_takes_longer_and_by_nothing_known_without_a_device(device_ns, bound):
+    assert bound_by(QUIET, stage_stats(5_000, device_ns=device_ns)) == bound
 
 
 def test_throttle_warnings_join_the_reasons():

@@ -53,6 +53,7 @@ def test_older_items_do_not_outlive_a_forced_rerun(tmp_path):
     writer = RunWriter(tmp_path)
     writer.items.extend(ROWS)
     writer.write(run_record())
+    writer.close()
     RunWriter(tmp_path, force=True).write(run_record())
     assert read_items(tmp_path) == ()
 

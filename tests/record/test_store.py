@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cgprof.errors import ConfigError, RecordError
-from cgprof.record.samples import SAMPLE_SCHEMA
+from cgprof.record.lock import LOCK
+from cgprof.record.samples import SAMPLE_SCHEMA, SampleSink
 from cgprof.record.store import RunWriter, read_items, read_run, read_samples
 from cgprof.record.types import LaunchStats
 from tests.support.records import graph_record, launch_stats, run_record
@@ -60,6 +61,7 @@ def test_store_rewrites_the_run_as_it_grows_and_leaves_no_part(tmp_path):
         writer.write(run_record([graph_record(n) for n in range(1, count + 1)]))
         assert len(read_run(tmp_path).ranks[0].graphs) == count
     writer.write(run_record(status="complete"))
+    writer.close()
     assert len(read_samples(tmp_path)) == 6
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["status"] == "complete"
@@ -131,6 +133,7 @@ def test_writer_with_force_replaces_only_files_of_a_run(tmp_path):
     first = RunWriter(tmp_path)
     first.samples.append("old", "hot", _columns(2))
     first.write(run_record(run_id="old"))
+    first.close()
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "summary.json.part").write_text("{")
     second = RunWriter(tmp_path, force=True)
@@ -225,16 +228,85 @@ def test_writer_leaves_no_folder_before_its_first_write(tmp_path):
     assert read_run(tmp_path / "runs" / "run") == run_record()
 
 
-def test_second_writer_of_one_folder_is_refused_at_its_claim(tmp_path):
-    first, second, third = (RunWriter(tmp_path / "run") for _ in range(3))
+@pytest.mark.parametrize("force", [False, True])
+def test_second_writer_of_one_folder_is_refused_while_the_first_is_at_it(tmp_path, force):
+    first, second, third = (RunWriter(tmp_path / "run", force=force) for _ in range(3))
     first.claim()
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match=f"being written by process {os.getpid()} on "):
         second.claim()
     first.write(run_record())
-    with pytest.raises(ConfigError, match="not empty"):
+    with pytest.raises(ConfigError, match="being written by process"):
         third.write(run_record(run_id="other"))
     assert read_run(tmp_path / "run") == run_record()
-    assert not (tmp_path / "run" / "run.claim").exists()
+    first.close()
+    assert not (tmp_path / "run" / LOCK).exists()
+    if force:
+        third.write(run_record(run_id="other"))
+        assert read_run(tmp_path / "run").run_id == "other"
+    else:
+        with pytest.raises(ConfigError, match="not empty"):
+            third.write(run_record(run_id="other"))
+
+
+_HOLDER = """
+import sys
+from pathlib import Path
+from cgprof.record.store import RunWriter
+writer = RunWriter(Path(sys.argv[1]), force=True)
+writer.claim()
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_lock_of_another_process_holds_until_that_is_killed(tmp_path):
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(_ROOT)}, **pipes) as other:
+        assert other.stdout.readline() == "claimed\n"
+        with pytest.raises(ConfigError, match=f"being written by process {other.pid} on "):
+            RunWriter(tmp_path, force=True).claim()
+        other.kill()
+        other.wait()
+        assert (tmp_path / LOCK).exists()
+        RunWriter(tmp_path).write(run_record())
+    assert read_run(tmp_path) == run_record()
+
+
+def test_folder_that_is_forced_says_what_the_new_run_says_after_a_kill_at_any_rename(tmp_path):
+    for fatal in range(1, 5):
+        with RunWriter(tmp_path, force=True) as old:
+            old.samples.append("FULL-8x8q1", "hot", _columns(2))
+            old.write(run_record([graph_record(8)], status="complete", run_id="old"))
+        code = _DYING_WRITER.replace("RunWriter(path)", "RunWriter(path, force=True)")
+        code = code.replace("[graph_record(n) for n in range(1, count + 1)]", "")
+        command = [sys.executable, "-c", code, str(tmp_path), str(fatal)]
+        died = subprocess.run(command, check=False, env={**os.environ, "PYTHONPATH": str(_ROOT)})
+        assert died.returncode == -9
+        record = read_run(tmp_path)
+        assert record.status == ("complete" if fatal == 1 else "partial")
+        assert read_samples(tmp_path)["key"].isin(record.plan.labels).all()
+
+
+def test_samples_say_which_process_took_them_and_older_ones_do_not(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        writer.samples.append("FULL-8", "hot", _columns(2))
+        writer.write(run_record())
+    assert read_samples(tmp_path)["process_id"].tolist() == [os.getpid()] * 2
+    older = pq.read_table(tmp_path / "replays.parquet").drop_columns(["process_id"])
+    pq.write_table(older, tmp_path / "replays.parquet")
+    assert read_samples(tmp_path)["process_id"].isna().all()
+
+
+def test_samples_of_a_table_are_taken_over_series_by_series(tmp_path):
+    sink, taken = SampleSink(), SampleSink()
+    for key in ("a", "b"):
+        for phase in ("eager", "round-robin"):
+            sink.append(key, phase, _columns(3))
+    taken.take(sink.table())
+    assert taken.table().to_pylist() == sink.table().to_pylist()
+    taken.keep(lambda key, phase: key == "b" and phase == "eager")
+    assert {(row["key"], row["phase"]) for row in taken.table().to_pylist()} == {("b", "eager")}
 
 
 def test_numbered_writers_never_share_a_folder(tmp_path):
