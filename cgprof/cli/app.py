@@ -8,19 +8,24 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
+from typing import Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
 
 from cgprof import __version__
-from cgprof.cli import capture, check, compare, devices, generate, plan, report, weights
-from cgprof.errors import CgprofError
+from cgprof.cli import capture, check, compare, devices, generate, inspect, plan, report, weights
+from cgprof.errors import CgprofError, ConfigError
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 _OUTPUT_LOST = 3
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# Releases of Typer keep it in different places.
+_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 _EXIT_CODES = """Exit codes:
 
@@ -33,7 +38,19 @@ _EXIT_CODES = """Exit codes:
 
 
 class ErrorsToExitCodes(TyperGroup):
-    """Runs a command; our own errors become one line and their exit code, all others stay bugs."""
+    """Runs a command; what the user caused becomes one line and an exit code, bugs stay bugs."""
+
+    def make_context(
+        self, info_name: Any, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Returns the parsed program; help and version are printed here.
+
+        Raises:
+            typer.Exit: The arguments are wrong, or the output is lost.
+        """
+        with _errors_to_exits():
+            _require_text(args)
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # Typer hides its base
         """Returns what the command returns.
@@ -41,26 +58,72 @@ class ErrorsToExitCodes(TyperGroup):
         Raises:
             typer.Exit: The command failed, was interrupted, or its reader went away.
         """
+        with _errors_to_exits():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _errors_to_exits() -> Iterator[None]:
+    try:
         try:
-            try:
-                return super().invoke(ctx)
-            finally:
-                _flush_stdout()
-        except CgprofError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(error.exit_code) from error
-        except KeyboardInterrupt as error:
-            typer.echo("interrupted", err=True)
-            raise typer.Exit(_INTERRUPTED) from error
-        except BrokenPipeError as error:
-            _drop_stdout()
-            raise typer.Exit(_BROKEN_PIPE) from error
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            _drop_stdout()
-            typer.echo(f"error: output: {error.strerror}; make room and run again", err=True)
-            raise typer.Exit(_OUTPUT_LOST) from error
+            yield
+        except typer.Exit:
+            _flush_stdout()
+            raise
+        _flush_stdout()
+    except CgprofError as error:
+        _complain(f"error: {_on_one_line(str(error))}")
+        raise typer.Exit(error.exit_code) from error
+    except _UsageError as error:
+        _complain(_usage_line(error))
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt as error:
+        _complain("interrupted")
+        raise typer.Exit(_INTERRUPTED) from error
+    except BrokenPipeError as error:
+        _drop(sys.stdout, sys.stderr)
+        raise typer.Exit(_BROKEN_PIPE) from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            _complain(f"error: {_on_one_line(str(error.filename)[:100])}...: {error.strerror}")
+            raise typer.Exit(ConfigError.exit_code) from error
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        _drop(sys.stdout)
+        _complain(f"error: output: {error.strerror}; make room or print elsewhere, and run again")
+        raise typer.Exit(_OUTPUT_LOST) from error
+
+
+def _require_text(args: Sequence[str]) -> None:
+    # Libraries that read and write our files take no other names.
+    for arg in args:
+        try:
+            arg.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError("arguments", f"{arg!a} is not UTF-8 text") from error
+
+
+def _usage_line(error: typer.BadParameter) -> str:
+    text = error.format_message()
+    if text.startswith("Usage:"):  # the whole help, where no command was given
+        return text
+    text = " ".join(text.removesuffix(".").split()).replace("Value error, ", "")
+    return f"error: {_on_one_line(text)}" + (
+        f"; see {error.ctx.command_path} --help" if error.ctx else ""
+    )
+
+
+def _on_one_line(text: str) -> str:
+    """Escapes what would break the line, or steer a terminal."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+
+
+def _complain(line: str) -> None:
+    """Prints to stderr; without one, the exit code says enough."""
+    try:
+        typer.echo(line, err=True)
+    except OSError:
+        _drop(sys.stderr)
 
 
 def _flush_stdout() -> None:
@@ -70,9 +133,11 @@ def _flush_stdout() -> None:
     sys.stdout.flush()
 
 
-def _drop_stdout() -> None:
+def _drop(*streams: TextIO) -> None:
     """Sends what is still buffered nowhere, or the interpreter complains of it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream.fileno())
 
 
 app = typer.Typer(
@@ -112,6 +177,7 @@ for _command in (
     compare.compare,
     generate.generate,
     weights.weights,
+    inspect.inspect,
     devices.devices,
 ):
     app.command(epilog=_EXIT_CODES)(_command)
@@ -119,4 +185,6 @@ for _command in (
 
 def main() -> None:
     """Runs the program with the arguments of the process."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a locale without the letters is no bug
     app()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cgprof.cli import options
-from cgprof.cli.options import OutputFormat
+from cgprof.report.formats import OutputFormat
 
 if TYPE_CHECKING:
     from cgprof.record.types import RunRecord
@@ -61,6 +61,7 @@ def check(
     mode: options.Mode = None,
     cudagraph_capture_sizes: options.CaptureSizes = None,
     max_cudagraph_capture_size: options.MaxCaptureSize = None,
+    strict: options.Strict = None,
     dbo: options.Dbo = None,
     ubatch_size: options.UbatchSize = None,
     dbo_decode_token_threshold: options.DecodeThreshold = None,
@@ -91,11 +92,12 @@ def check(
     """Check that replays are right: parity of each graph, greedy runs, weights, accuracy.
 
     Without --config and --model, checks a tiny mixture of experts that any machine can run.
+    A check that was cut off leaves a partial folder and cannot be resumed: run it again.
     """
     run, card = options.load_options(ctx.params)
 
     from cgprof.accuracy.choice import CheckOptions
-    from cgprof.report.check import check_json, check_text
+    from cgprof.report.check import check_document
     from cgprof.run import check_run
 
     folder, record = check_run(
@@ -113,7 +115,7 @@ def check(
         force=force,
         progress=lambda line: typer.echo(line, err=True),
     )
-    typer.echo(check_json(record) if output_format is OutputFormat.JSON else check_text(record))
+    options.emit(check_document(record), output_format)
     typer.echo(f"run folder: {folder}", err=True)
     raise typer.Exit(exit_code(record, fail_on_inconclusive=fail_on_inconclusive))
 

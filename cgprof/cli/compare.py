@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cgprof.cli import options
-from cgprof.cli.options import OutputFormat
+from cgprof.report.formats import OutputFormat
 
 _REGRESSION = 1
 _INCONCLUSIVE = 4
@@ -23,16 +23,17 @@ def compare(
     fail_on_inconclusive: Annotated[
         bool, typer.Option("--fail-on-inconclusive", help="Exit 4 when nothing can be said.")
     ] = False,
+    table: options.TableName = None,
     output_format: options.Format = OutputFormat.TEXT,
 ) -> None:
-    """Compare run B with run A: launch time, memory and parity of every key they share."""
+    """Compare run B with run A: launch time, memory and parity of every key they share.
+
+    Tables: keys, twins, unmatched, verdicts.
+    """
     from cgprof.report.compare import compare_runs
 
     comparison = compare_runs(base, candidate, force=force)
-    if output_format is OutputFormat.JSON:
-        typer.echo(comparison.to_json())
-    else:
-        typer.echo(comparison.to_text())
+    options.emit(comparison.to_document(), output_format, table)
     if comparison.verdict == "regression":
         raise typer.Exit(_REGRESSION)
     if comparison.verdict == "inconclusive" and fail_on_inconclusive:

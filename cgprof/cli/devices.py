@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import typer
-
 from cgprof.cli import options
-from cgprof.cli.options import OutputFormat
 from cgprof.errors import DeviceError
+from cgprof.report.formats import OutputFormat
 
 if TYPE_CHECKING:
-    from cgprof.record.types import Device
+    from cgprof.record.place import Device
+    from cgprof.report.layout import Table
 
-_HEADER = ("index", "name", "memory", "compute", "driver", "uuid", "note")
+_COLUMNS = {
+    "index": "index",
+    "name": "name",
+    "total_bytes": "memory",
+    "compute_capability": "compute",
+    "driver": "driver",
+    "uuid": "uuid",
+    "note": "note",
+}
 
 
 def devices(output_format: options.Format = OutputFormat.TEXT) -> None:
     """List the devices that are visible to this process."""
     from cgprof.measure.nvml import list_devices
+    from cgprof.report.document import Document
 
     found = list_devices()
     if not found:
@@ -29,32 +36,22 @@ def devices(output_format: options.Format = OutputFormat.TEXT) -> None:
             "CUDA_VISIBLE_DEVICES; capture, check and generate run on the CPU with "
             "--device cpu"
         )
-    if output_format is OutputFormat.JSON:
-        typer.echo(json.dumps([device.model_dump(mode="json") for device in found], indent=2))
-    else:
-        typer.echo(devices_table(found))
+    table = devices_table(found)
+    document = Document(
+        blocks=[table],
+        tables=[table],
+        data=lambda: [device.model_dump(mode="json") for device in found],
+    )
+    options.emit(document, output_format)
 
 
-def devices_table(found: Sequence[Device]) -> str:
-    """Returns one aligned line a device; columns that are empty for all are left out."""
-    from cgprof.units import format_gib
+def devices_table(found: Sequence[Device]) -> Table:
+    """Returns one row a device; people do not see what is known of none."""
+    from cgprof.report.layout import Table
 
-    rows = [
-        (
-            str(device.index),
-            device.name,
-            format_gib(device.total_bytes),
-            device.compute_capability or "",
-            device.driver or "",
-            device.uuid or "",
-            device.note or "",
-        )
-        for device in found
-    ]
-    columns = [(title, *cells) for title, *cells in zip(_HEADER, *rows, strict=True) if any(cells)]
-    widths = [max(map(len, column)) for column in columns]
-    lines = zip(*columns, strict=True)
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+    return Table(
+        name="devices",
+        columns=_COLUMNS,
+        rows=tuple(tuple(getattr(device, name) for name in _COLUMNS) for device in found),
+        optional=frozenset(_COLUMNS),
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cgprof.cli import options
-from cgprof.cli.options import OutputFormat
+from cgprof.report.formats import OutputFormat
+
+if TYPE_CHECKING:
+    from cgprof.engine.generate import Generation
+    from cgprof.report.document import Document
 
 Prompts = Annotated[
     list[str],
@@ -31,6 +34,7 @@ def generate(
     mode: options.Mode = None,
     cudagraph_capture_sizes: options.CaptureSizes = None,
     max_cudagraph_capture_size: options.MaxCaptureSize = None,
+    strict: options.Strict = None,
     dbo: options.Dbo = None,
     ubatch_size: options.UbatchSize = None,
     dbo_decode_token_threshold: options.DecodeThreshold = None,
@@ -64,14 +68,30 @@ def generate(
         Sampling(max_tokens=max_tokens, temperature=temperature, seed=run.seed),
         progress=lambda line: typer.echo(line, err=True),
     )
-    if output_format is OutputFormat.JSON:
-        document = dataclasses.asdict(generation)
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
-    else:
-        for completion in generation.completions:
-            typer.echo(completion.text)
+    options.emit(_document(generation), output_format)
     typer.echo(
         f"{generation.captured_graphs} graphs, {generation.replayed_steps} steps replayed, "
         f"{generation.eager_steps} eager",
         err=True,
+    )
+
+
+def _document(generation: Generation) -> Document:
+    """The texts as they are; programs get the counts as well."""
+    from cgprof.report.document import Document, Lines
+    from cgprof.report.layout import Table
+
+    names = ("prompt", "text", "prompt_tokens", "tokens", "finish_reason")
+    table = Table(
+        name="completions",
+        columns={name: name.replace("_", " ") for name in names},
+        rows=tuple(
+            (one.prompt, one.text, one.prompt_tokens, len(one.token_ids), one.finish_reason)
+            for one in generation.completions
+        ),
+    )
+    return Document(
+        blocks=[Lines(lines=[completion.text for completion in generation.completions])],
+        tables=[table],
+        data=lambda: dataclasses.asdict(generation),
     )

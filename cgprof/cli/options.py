@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,19 +10,23 @@ import typer
 
 from cgprof.config.flags import FLAGS, spell
 from cgprof.errors import ConfigError
+from cgprof.report.formats import OutputFormat
 
 if TYPE_CHECKING:
     from cgprof.config.schema import ModelConfig, RunConfig
+    from cgprof.report.document import Document
 
 
-class OutputFormat(StrEnum):
-    """How a command prints what it found."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-Format = Annotated[OutputFormat, typer.Option("--format", help="How to print the result.")]
+Format = Annotated[
+    OutputFormat,
+    typer.Option(
+        "--format", help="text and md are for people; json and csv for programs: ns and bytes."
+    ),
+]
+TableName = Annotated[
+    str | None,
+    typer.Option("--table", metavar="NAME", help="Print one table alone; csv has the first else."),
+]
 OutputDir = Annotated[
     Path | None, typer.Option("--output-dir", "-o", help="The run folder.", show_default=False)
 ]
@@ -88,6 +91,14 @@ MaxCaptureSize = Annotated[
     int | None, typer.Option("--max-cudagraph-capture-size", help="Largest size to capture.")
 ]
 
+Strict = Annotated[
+    bool | None,
+    typer.Option(
+        "--strict/--no-strict",
+        help="Refuse a plan that lowers the mode, skips a size or leaves decode batches eager.",
+    ),
+]
+
 MaxNumSeqs = Annotated[
     int | None, typer.Option("--max-num-seqs", help="Most requests in one step.")
 ]
@@ -126,6 +137,15 @@ Twins = Annotated[
     str | None,
     typer.Option("--twins", metavar="both|twin-only|band", help="Plain graphs kept beside twins."),
 ]
+
+
+def emit(document: Document, output_format: OutputFormat, table: str | None = None) -> None:
+    """Prints what a command found, in the format that was asked for.
+
+    Raises:
+        ConfigError: There is no such table.
+    """
+    typer.echo(document.render(output_format, table))
 
 
 def load_options(params: Mapping[str, object]) -> tuple[RunConfig, ModelConfig]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from cgprof.cli import options
-from cgprof.cli.options import OutputFormat
-from cgprof.units import format_ranges
+from cgprof.report.formats import OutputFormat
 
 if TYPE_CHECKING:
     from cgprof.config.schema import ModelConfig, RunConfig
     from cgprof.graphs.modes import ResolvedPolicy
     from cgprof.graphs.plan import CapturePlan
+    from cgprof.report.document import Document
+    from cgprof.report.layout import Table
     from cgprof.shapes import GraphKey
 
 _SHORTEST_RUN = 4  # numbers that are shortened to a range
@@ -30,6 +30,7 @@ def plan(
     mode: options.Mode = None,
     cudagraph_capture_sizes: options.CaptureSizes = None,
     max_cudagraph_capture_size: options.MaxCaptureSize = None,
+    strict: options.Strict = None,
     dbo: options.Dbo = None,
     ubatch_size: options.UbatchSize = None,
     dbo_decode_token_threshold: options.DecodeThreshold = None,
@@ -47,21 +48,39 @@ def plan(
     seed: options.Seed = None,
     parity: options.Parity = None,
     assignments: options.Assignments = None,
+    table: options.TableName = None,
     output_format: options.Format = OutputFormat.TEXT,
 ) -> None:
-    """Print which graphs a run captures, which it skips and why; needs no device."""
+    """Print which graphs a run captures, which it skips and why; needs no device.
+
+    Tables: keys, skipped.
+    """
     from cgprof.graphs.plan_record import resolve_plan
 
     run, card = options.load_options(ctx.params)
     policy, made = resolve_plan(run)
-    if output_format is OutputFormat.JSON:
-        typer.echo(plan_json(run, card, policy, made))
-    else:
-        typer.echo(plan_text(run, card, policy, made))
+    options.emit(plan_document(run, card, policy, made), output_format, table)
 
 
-def plan_text(run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: CapturePlan) -> str:
+def plan_document(
+    run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: CapturePlan
+) -> Document:
+    """Returns a plan: lines for people, its keys and what was skipped for programs."""
+    from cgprof.report.document import Document, Lines
+
+    return Document(
+        blocks=[Lines(lines=plan_lines(run, model, policy, made))],
+        tables=[_keys_table(made), _skipped_table(made)],
+        data=lambda: _data(run, model, policy, made),
+    )
+
+
+def plan_lines(
+    run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: CapturePlan
+) -> list[str]:
     """Returns a plan as a person reads it."""
+    from cgprof.units import format_ranges
+
     experts = f"{model.num_experts} experts" if model.is_moe else "dense"
     lines = [
         f"model    {model.name} ({model.family}, {model.num_layers} layers, {experts}, "
@@ -91,15 +110,44 @@ def plan_text(run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: 
         lines.append(f"decode batches {batches} have no graph and run eager")
     elif made.keys:
         lines.append(f"every decode batch of 1-{run.limits.max_num_seqs} requests has a graph")
-    return "\n".join(lines)
+    return lines
 
 
-def plan_json(run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: CapturePlan) -> str:
-    """Returns a plan and the config it follows from, for programs; keys are in capture order."""
+def _keys_table(made: CapturePlan) -> Table:
+    """The planned keys in capture order."""
+    from cgprof.report.layout import Table
+
+    facts = ("num_tokens", "num_reqs", "uniform_query_len", "num_microbatches")
+    columns = ("key", "mode", *facts)
+    return Table(
+        name="keys",
+        title="planned keys",
+        columns={name: name.replace("num_", "").replace("_", " ") for name in columns},
+        rows=tuple(
+            (str(key), key.mode.name, *(getattr(key, name) for name in facts)) for key in made.keys
+        ),
+    )
+
+
+def _skipped_table(made: CapturePlan) -> Table:
+    from cgprof.report.layout import Table
+
+    return Table(
+        name="skipped",
+        title="skipped keys",
+        columns={"key": "key", "reason": "reason"},
+        rows=tuple((str(skipped.key), skipped.reason) for skipped in made.skipped),
+    )
+
+
+def _data(
+    run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: CapturePlan
+) -> dict[str, object]:
+    """A plan and the config it follows from, for programs."""
     from cgprof.config.load import fingerprint
     from cgprof.graphs.plan_record import plan_record
 
-    document = {
+    return {
         "keys": [dataclasses.asdict(key) for key in made.keys],
         "num_plain": len(made.plain),
         "num_twins": len(made.twins),
@@ -108,7 +156,6 @@ def plan_json(run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: 
         "config_fingerprint": fingerprint(run, model),
         "model": model.model_dump(mode="json"),
     }
-    return json.dumps(document, indent=2, allow_nan=False)
 
 
 def _some(keys: Sequence[GraphKey]) -> str:

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from cgprof.cli import options
 from cgprof.errors import ConfigError
+from cgprof.report.formats import OutputFormat
 
 
 class Source(StrEnum):
@@ -43,6 +45,7 @@ def weights(
     slice_experts: SliceExperts = None,
     gguf: Gguf = None,
     force: Force = False,
+    output_format: options.Format = OutputFormat.TEXT,
 ) -> None:
     """Write SmolLM2-135M-Instruct as a model directory for --model.
 
@@ -53,11 +56,21 @@ def weights(
         raise ConfigError(str(directory), "is not an empty directory; choose another or --force")
 
     from cgprof.models.conversion import GgufSource, convert_gguf, find_smollm2
+    from cgprof.report.document import Document, Lines
+    from cgprof.report.layout import Table
 
     found = find_smollm2() if gguf is None else GgufSource(path=gguf)
     typer.echo(f"converting {found.path.name}", err=True)
     convert_gguf(found, directory, num_slices=slice_experts)
-    typer.echo(str(directory))
+    written = Table(
+        name="weights",
+        columns={"directory": "directory", "source": "source", "num_slices": "slices"},
+        rows=((str(directory), found.path.name, slice_experts),),
+    )
+    document = Document(
+        blocks=[Lines(lines=[str(directory)])], tables=[written], data=lambda: written.records()[0]
+    )
+    options.emit(document, output_format)
 
 
 def _is_empty(directory: Path) -> bool:

@@ -44,6 +44,16 @@ class Change:
     high: float | None = None
 
     @property
+    def reason(self) -> str | None:
+        """Why there is no ratio, or no interval of it; None where both are there."""
+        for name, median_ns in (("A", self.a_ns), ("B", self.b_ns)):
+            if median_ns is None:
+                return f"not measured in {name}"
+        if self.ratio is None:
+            return "the median of A is zero"
+        return "too few samples for an interval" if self.low is None else None
+
+    @property
     def verdict(self) -> Verdict | None:
         """None when neither run has the figure."""
         if self.a_ns is None and self.b_ns is None:

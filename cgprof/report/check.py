@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,10 +16,11 @@ from cgprof.record.types import (
     WeightsResult,
 )
 from cgprof.report.accuracy import accuracy_line, verdict_text
+from cgprof.report.document import Block, Document, Lines
 from cgprof.report.headline import recorder_line
 from cgprof.report.layout import Cell, Table, one_line
 from cgprof.report.parity import FAIL, LEGS, NOT_VERIFIED, PASS, leg_verdict, legs_table
-from cgprof.report.scores import scores_table
+from cgprof.report.scores import scores_table, verdicts_table
 
 _MOST_DIVERGENCES = 8
 
@@ -44,50 +44,60 @@ def check_verdict(record: RunRecord) -> Verdict:
     return Verdict(word="inconclusive" if reasons else "pass", reasons=reasons)
 
 
-def check_text(record: RunRecord, *, alone: bool = True) -> str:
-    """Returns a check for reading: the verdict first, then what it rests on.
-
-    `alone` adds legs and scores, which a whole report has of its own.
-    """
-    check = record.check
-    if check is None:
-        return "not checked"
+def check_document(record: RunRecord) -> Document:
+    """Returns a check: the verdict first, then what it rests on."""
     verdict = check_verdict(record)
     graphs = [graph for rank in record.ranks for graph in rank.graphs]
-    blocks = [
-        "\n".join([f"check: {verdict.word}{_partial(check)}", *map(one_line, verdict.reasons)]),
-        keys_table(record, check).to_text(),
-    ]
-    if alone:
-        blocks.append(legs_table(graphs).to_text())
-    if check.greedy is not None:
-        blocks.append("\n".join(greedy_lines(check.greedy)))
-    if check.weights is not None:
-        blocks.append(weights_line(check.weights))
-    if alone:
-        blocks.append(accuracy_line(record) or "no task was scored")
-    if alone and record.accuracy:
-        blocks.append(scores_table(record.accuracy).to_text())
-    if check.plant is not None:
-        blocks.append("\n".join(plant_lines(check.plant)))
-    return "\n\n".join([*blocks, *([recorder_line(record)] if alone else [])])
+    keys, legs = keys_table(record), legs_table(graphs)
+    scores, verdicts = scores_table(record.accuracy), verdicts_table(record.verdicts)
+
+    def data() -> object:
+        return {
+            "verdict": verdict.word,
+            "reasons": verdict.reasons,
+            "keys": keys.records() if record.check else [],
+            "run": record.model_dump(mode="json"),
+        }
+
+    blocks = check_blocks(
+        record,
+        legs=[legs],
+        scores=[
+            Lines(lines=[accuracy_line(record) or "no task was scored"]),
+            *([scores] if record.accuracy else []),
+        ],
+    )
+    return Document(
+        blocks=[*blocks, Lines(lines=[recorder_line(record)])],
+        tables=[keys, legs, scores, verdicts],
+        data=data,
+    )
 
 
-def check_json(record: RunRecord) -> str:
-    """Returns the verdict, every key with its replays, and the whole record as strict JSON."""
+def check_blocks(
+    record: RunRecord, *, legs: Sequence[Block] = (), scores: Sequence[Block] = ()
+) -> list[Block]:
+    """Returns a check for reading; legs and scores are left out where a report has its own."""
+    check = record.check
+    if check is None:
+        return [Lines(lines=["not checked"])]
     verdict = check_verdict(record)
-    document = {
-        "verdict": verdict.word,
-        "reasons": verdict.reasons,
-        "keys": keys_table(record, record.check).records() if record.check else [],
-        "run": record.model_dump(mode="json"),
-    }
-    return json.dumps(document, indent=2, allow_nan=False)
+    head = [f"check: {verdict.word}{_partial(check)}", *map(one_line, verdict.reasons)]
+    blocks: list[Block] = [Lines(lines=head), keys_table(record), *legs]
+    if check.greedy is not None:
+        blocks.append(Lines(lines=greedy_lines(check.greedy)))
+    if check.weights is not None:
+        blocks.append(Lines(lines=[weights_line(check.weights)]))
+    blocks += scores
+    if check.plant is not None:
+        blocks.append(Lines(lines=plant_lines(check.plant)))
+    return blocks
 
 
-def keys_table(record: RunRecord, check: CheckRecord) -> Table:
+def keys_table(record: RunRecord) -> Table:
     """Returns each key's verdicts with the replays that stand behind them."""
-    greedy = check.greedy.replays if check.greedy else {}
+    check = record.check
+    greedy = check.greedy.replays if check and check.greedy else {}
     task = {label: n for result in record.accuracy for label, n in result.replays.items()}
     rows: list[tuple[Cell, ...]] = []
     for graph in (graph for rank in record.ranks for graph in rank.graphs):
@@ -101,6 +111,7 @@ def keys_table(record: RunRecord, check: CheckRecord) -> Table:
             (graph.label, *words, replays, greedy.get(graph.label, 0), task.get(graph.label, 0))
         )
     return Table(
+        name="checks",
         title="keys",
         columns={
             "key": "key",

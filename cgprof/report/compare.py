@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cgprof.record.store import read_items, read_run, read_samples
+from cgprof.record.types import RunRecord
 from cgprof.report.changes import LAUNCH_RULES, ORDER_RULE, RULE, Change, Verdict, worst
 from cgprof.report.comparable import Difference, other_differences, require_comparable
+from cgprof.report.document import Block, Document, Lines
 from cgprof.report.headline import recorder_line
-from cgprof.report.layout import Cell, Table, format_ratio, one_line, ratio
+from cgprof.report.layout import Cell, Interval, Table, format_ratio, one_line, ratio
 from cgprof.report.pairing import (
     FIGURES,
     JUDGED,
@@ -31,9 +32,9 @@ _COLUMNS = {
     "key": "key",
     "replay_a_ns": "replay A",
     "replay_b_ns": "replay B",
-    **{name: f"{name} B/A" for name in FIGURES},
+    **{f"{name.replace(' ', '_')}_interval": f"{name} B/A" for name in FIGURES},
     "nodes_ratio": "nodes B/A",
-    "memory_bytes": "memory B-A",
+    "memory_delta_bytes": "memory B-A",
     "parity_a": "parity A",
     "parity_b": "parity B",
 }
@@ -59,27 +60,30 @@ class Comparison:
         found += [one.verdict for one in self.unmatched if one.verdict]
         return worst(found + [score.verdict for score in self.scores if score.verdict])
 
-    def to_text(self) -> str:
-        """Returns the comparison for reading."""
-        blocks = [self._head(), _pairs_table(self.pairs).to_text()]
+    def to_document(self) -> Document:
+        """Returns the comparison; a ratio that does not exist is null, with its reason."""
+        pairs, twins, alone = _pairs_table(self.pairs), _twins_table(self.twins), self._unmatched()
+        scores = _verdicts_table(self.scores)
+        blocks: list[Block] = [Lines(lines=self._head()), pairs]
         if self.twins:
-            blocks.append(_twins_table(self.twins).to_text())
-        alone = [one_line(f"{one.label}: {one.reason}") for one in self.unmatched]
-        blocks.append("\n".join(["keys without a partner", *(alone or ["(none)"])]))
+            blocks.append(twins)
+        listed = [one_line(f"{one.label}: {one.reason}") for one in self.unmatched]
+        blocks.append(Lines(title=alone.title, lines=listed))
         if self.scores:
-            blocks.append("\n".join(["accuracy", *(pair.to_text() for pair in self.scores)]))
-            blocks.append(_verdicts_table(self.scores).to_text())
+            blocks += [
+                Lines(title="accuracy", lines=[one.to_text() for one in self.scores]),
+                scores,
+            ]
         memory = [
             f"{name}: {side.memory.to_text() if side.memory else 'graph memory: -'}"
             for name, side in (("A", self.a), ("B", self.b))
         ]
         memory.append(f"graph memory B/A: {format_ratio(self._memory_ratio())}")
-        blocks.append("\n".join([*memory, *self._rules(), f"verdict: {self.verdict}"]))
-        return "\n\n".join(blocks)
+        blocks.append(Lines(lines=[*memory, *self._rules(), f"verdict: {self.verdict}"]))
+        return Document(blocks=blocks, tables=[pairs, twins, alone, scores], data=self._data)
 
-    def to_json(self) -> str:
-        """Returns the comparison as strict JSON: a ratio that does not exist is null."""
-        document = {
+    def _data(self) -> object:
+        return {
             "verdict": self.verdict,
             "rule": self._rules(),
             "judged": list(JUDGED),
@@ -89,22 +93,31 @@ class Comparison:
             "a": _json_side(self.a),
             "b": _json_side(self.b),
             "memory_ratio": self._memory_ratio(),
+            "memory_ratio_reason": self._no_memory_ratio(),
             "keys": [_json_pair(pair) for pair in self.pairs],
             "twins": [_json_pair(pair) for pair in self.twins],
             "unmatched": [asdict(one) for one in self.unmatched],
             "accuracy": [_json_score(pair) for pair in self.scores],
         }
-        return json.dumps(document, indent=2, allow_nan=False)
 
-    def _head(self) -> str:
-        lines = [
+    def _head(self) -> list[str]:
+        return [
             *(f"FORCED, NOT COMPARABLE: {difference.to_text()}" for difference in self.forced),
-            f"A: {self.a.path} ({self.a.record.run_id})",
-            f"B: {self.b.path} ({self.b.record.run_id})",
+            *(
+                f"{name}: {side.path} ({_name_of(side.record)})"
+                for name, side in (("A", self.a), ("B", self.b))
+            ),
             recorder_line(self.a.record),
             *(f"differs: {difference.to_text()}" for difference in self.differences),
         ]
-        return "\n".join(lines)
+
+    def _unmatched(self) -> Table:
+        return Table(
+            name="unmatched",
+            title="keys without a partner",
+            columns={"key": "key", "reason": "reason", "verdict": "verdict"},
+            rows=tuple((one.label, one.reason, one.verdict) for one in self.unmatched),
+        )
 
     def _rules(self) -> list[str]:
         return [*RULE, LAUNCH_RULES[self.a.record.recorder], _JUDGED_LINE, ORDER_RULE]
@@ -112,6 +125,12 @@ class Comparison:
     def _memory_ratio(self) -> float | None:
         a, b = self.a.memory, self.b.memory
         return ratio(b.whole_bytes, a.whole_bytes) if a and b else None
+
+    def _no_memory_ratio(self) -> str | None:
+        for name, side in (("A", self.a), ("B", self.b)):
+            if side.memory is None:
+                return f"no graph memory in {name}"
+        return "the graph memory of A is zero" if self._memory_ratio() is None else None
 
 
 def compare_runs(path_a: str | Path, path_b: str | Path, *, force: bool = False) -> Comparison:
@@ -143,6 +162,11 @@ def compare_sides(a: Side, b: Side, *, force: bool = False) -> Comparison:
     )
 
 
+def _name_of(record: RunRecord) -> str:
+    finished = record.status == "complete"
+    return record.run_id if finished else f"{record.run_id}, {record.status}"
+
+
 def _read_side(path: str | Path) -> Side:
     folder = Path(path)
     return Side(
@@ -155,6 +179,7 @@ def _read_side(path: str | Path) -> Side:
 
 def _pairs_table(pairs: tuple[Pair, ...]) -> Table:
     return Table(
+        name="keys",
         title="keys of both runs",
         columns=_COLUMNS | {"verdict": "verdict"},
         rows=tuple((*_cells(pair), pair.verdict) for pair in pairs),
@@ -167,6 +192,7 @@ def _verdicts_table(scores: tuple[ScorePair, ...]) -> Table:
 
 def _twins_table(pairs: tuple[Pair, ...]) -> Table:
     return Table(
+        name="twins",
         title="twins of B beside the plain key of the same size in A (shown, not judged)",
         columns=_COLUMNS,
         rows=tuple(map(_cells, pairs)),
@@ -179,7 +205,7 @@ def _cells(pair: Pair) -> tuple[Cell, ...]:
         pair.label_b,
         replay.a_ns,
         replay.b_ns,
-        *(_with_interval(pair.changes[name]) for name in FIGURES),
+        *(_interval(pair.changes[name]) for name in FIGURES),
         ratio(pair.nodes_b, pair.nodes_a),
         pair.memory_delta_bytes,
         pair.parity_a,
@@ -187,12 +213,8 @@ def _cells(pair: Pair) -> tuple[Cell, ...]:
     )
 
 
-def _with_interval(change: Change) -> str | None:
-    if change.ratio is None:
-        return None
-    if change.low is None or change.high is None:
-        return f"{format_ratio(change.ratio)} [no interval]"
-    return f"{format_ratio(change.ratio)} [{change.low:.2f}, {change.high:.2f}]"
+def _interval(change: Change) -> Interval | None:
+    return None if change.ratio is None else Interval(change.ratio, change.low, change.high)
 
 
 def _json_side(side: Side) -> dict[str, object]:
@@ -221,7 +243,8 @@ def _json_score(pair: ScorePair) -> dict[str, object]:
 
 def _json_pair(pair: Pair) -> dict[str, object]:
     changes = {
-        name: asdict(change) | {"verdict": change.verdict} for name, change in pair.changes.items()
+        name: asdict(change) | {"reason": change.reason, "verdict": change.verdict}
+        for name, change in pair.changes.items()
     }
     return {
         **asdict(pair),

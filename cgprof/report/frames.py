@@ -14,7 +14,7 @@ from cgprof.report.layout import Cell, ratio
 from cgprof.report.parity import LEGS, key_verdict, leg_verdict
 from cgprof.shapes import GraphKey, RuntimeMode
 
-_INTEGERS = ("_ns", "_bytes", "num_reqs", "uniform_query_len", "nodes")
+_INTEGERS = ("_ns", "_bytes", "_process_id", "num_reqs", "uniform_query_len", "nodes")
 _FLOATS = ("_ratio", "experts_hit")
 _NO_GRAPH = GraphRecord(key=GraphKey(mode=RuntimeMode.NONE, num_tokens=0), label="")
 
@@ -67,6 +67,10 @@ def _graph_row(record: RunRecord, graph: GraphRecord) -> dict[str, Cell]:
         "parity": None if graph.failure else key_verdict(graph),
         **{f"parity_{leg.replace('-', '_')}": _leg_word(graph, leg) for leg in LEGS},
         "replays": graph.replays,
+        "capture_process_id": graph.capture_process_id,
+        "timing_process_id": graph.timing_process_id,
+        "round_robin_process_id": graph.round_robin_process_id,
+        "parity_process_id": graph.parity_process_id,
         "warnings": "; ".join(graph.warnings) or None,
         "failure": graph.failure,
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cgprof.record.types import GraphRecord, LaunchStats, RankRecord, RunRecord
 from cgprof.report.accuracy import accuracy_line
-from cgprof.report.layout import format_ratio, ratio
+from cgprof.report.layout import format_ratio, one_line, ratio
 from cgprof.shapes import DecisionReason
 from cgprof.units import format_bytes, format_gib
 
@@ -88,6 +88,17 @@ def headline_lines(record: RunRecord) -> list[str]:
     if record.config.microbatch.enabled and len(record.ranks) <= 1:
         lines.append("exchange is a loopback: there was nothing to hide")
     return lines
+
+
+def policy_line(record: RunRecord) -> str:
+    """Returns what became of the policy that was asked for; nothing where it runs as asked."""
+    plan = record.plan
+    if not plan.policy_reason:
+        return ""
+    return (
+        f"policy: {plan.requested_policy.value} requested, {plan.policy.value} effective "
+        f"({one_line(plan.policy_reason)})"
+    )
 
 
 def recorder_line(record: RunRecord) -> str:

@@ -90,7 +90,9 @@ def legs_table(graphs: Sequence[GraphRecord]) -> Table:
             count = f"{len(found)} case{'s' if len(found) > 1 else ''}"
             notes.append(f"{leg}: {count} ({kinds}), contexts {_contexts(found)}")
     notes += [_complaint(graph, result) for graph in graphs for result in _not_passed(graph)]
-    return Table(title="parity", columns=columns, rows=tuple(rows), notes=tuple(notes))
+    return Table(
+        name="parity", title="parity", columns=columns, rows=tuple(rows), notes=tuple(notes)
+    )
 
 
 def _contexts(cases: Iterable[str]) -> str:

@@ -31,7 +31,8 @@ _VERDICT_COLUMNS = {
     "kind": "kind",
     "a": "A",
     "b": "B",
-    "n": "n",
+    "n_a": "n A",
+    "n_b": "n B",
     "value_a": "score A",
     "value_b": "score B",
     "delta": "B-A",
@@ -103,6 +104,7 @@ def scores_table(results: Sequence[AccuracyResult]) -> Table:
     ]
     meaning = "score: share right, or negative log-likelihood a token; low, high: 95 % interval"
     return Table(
+        name="accuracy",
         title="accuracy",
         columns=_SCORE_COLUMNS,
         rows=rows,
@@ -118,7 +120,8 @@ def verdicts_table(verdicts: Sequence[PairedVerdict], title: str = "paired verdi
             verdict.kind,
             verdict.a,
             verdict.b,
-            str(verdict.n_a) if verdict.n_a == verdict.n_b else f"{verdict.n_a}, {verdict.n_b}",
+            verdict.n_a,
+            verdict.n_b,
             verdict.value_a,
             verdict.value_b,
             verdict.delta,
@@ -137,6 +140,7 @@ def verdicts_table(verdicts: Sequence[PairedVerdict], title: str = "paired verdi
     flags = [f"unlike: {v.task}, {v.b}: {'; '.join(v.flags)}" for v in verdicts if v.flags]
     rules = dict.fromkeys(f"{verdict.kind}: {verdict.rule}" for verdict in verdicts)
     return Table(
+        name="verdicts",
         title=title,
         columns=_VERDICT_COLUMNS,
         rows=rows,

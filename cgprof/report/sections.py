@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from cgprof.record.types import GraphRecord, MemoryWitness, PlanRecord, RankRecord, StageStats
+from cgprof.record.types import (
+    GraphRecord,
+    MemoryTotals,
+    MemoryWitness,
+    PlanRecord,
+    RankRecord,
+    StageStats,
+)
 from cgprof.report.layout import Cell, Table, one_line, show
 from cgprof.units import format_ranges
 
@@ -23,6 +30,7 @@ _STAGE_COLUMNS = {
     "device_ns": "device",
     "samples": "n",
     "stopped_by": "stopped by",
+    "instrumented": "instrumented",
 }
 _WITNESS_COLUMNS = {
     "allocator_bytes": "allocator",
@@ -36,6 +44,7 @@ def plan_table(plan: PlanRecord) -> Table:
     uncovered = format_ranges(plan.uncovered_batches) or "none"
     rows = tuple((skipped.label, one_line(skipped.reason)) for skipped in plan.skipped)
     return Table(
+        name="skipped",
         title=f"plan: {len(plan.labels)} keys, {len(rows)} skipped",
         columns={"key": "skipped key", "reason": "reason"},
         rows=rows,
@@ -46,36 +55,72 @@ def plan_table(plan: PlanRecord) -> Table:
     )
 
 
-def keys_table(rank: RankRecord) -> Table:
+def graphs_table(rank: RankRecord) -> Table:
     """Returns what making each graph took, what it holds, and how often it was replayed."""
     columns = {
         "key": "key",
+        "requested": "requested",
+        "effective": "effective",
         "capture_ns": "capture",
         "instantiate_ns": "instantiate",
         "first_replay_ns": "first replay",
         "kernel_nodes": "kernel nodes",
         "other_nodes": "other nodes",
+        "launches_outside": "launches outside",
+        "bound": "bound by",
         "experts_hit": "experts hit a layer",
+        "sampled_peak_bytes": "sampled peak",
         "replays": "replays",
     }
     rows = tuple(
         (
             graph.label,
+            graph.requested_mode,
+            graph.effective_mode,
             graph.capture_ns,
             graph.instantiate_ns,
             graph.first_replay_ns,
             graph.nodes.get("kernel"),
             _other_nodes(graph),
+            _counts(graph.launches_outside),
+            graph.bound,
             graph.experts_hit,
+            graph.sampled_peak_bytes,
             graph.replays,
         )
         for graph in rank.graphs
     )
     return Table(
+        name="graphs",
         title="graphs",
         columns=columns,
         rows=rows,
-        notes=("experts hit: distinct experts that a layer runs, mean over layers",),
+        notes=(
+            "experts hit: distinct experts that a layer runs, mean over layers",
+            *_bound_notes(rank),
+        ),
+        optional=frozenset(
+            {"requested", "effective", "launches_outside", "bound", "sampled_peak_bytes"}
+        ),
+    )
+
+
+def remarks_table(rank: RankRecord) -> Table:
+    """Returns every failure and warning of a rank's keys in full, for programs."""
+    rows = [
+        (graph.label, kind, text)
+        for graph in rank.graphs
+        for kind, texts in (
+            ("failure", [graph.failure] if graph.failure else []),
+            ("warning", graph.warnings),
+        )
+        for text in texts
+    ]
+    return Table(
+        name="remarks",
+        title="failures and warnings",
+        columns={"key": "key", "kind": "kind", "text": "text"},
+        rows=tuple(rows),
     )
 
 
@@ -83,9 +128,11 @@ def stages_table(rank: RankRecord) -> Table:
     """Returns one row a key and phase: the median of each stage, the spread of launch."""
     rows = tuple(row for graph in rank.graphs for row in _stage_rows(graph))
     return Table(
+        name="stages",
         title="stages of a step",
         columns=_STAGE_COLUMNS,
         rows=rows,
+        optional=frozenset({"instrumented"}),
         notes=(
             "medians; noise: IQR over median of launch, '-' below five samples; n: launch samples",
             "stages are apart and overlap device time: never added up",
@@ -113,6 +160,7 @@ def memory_table(rank: RankRecord) -> Table:
         **_WITNESS_COLUMNS,
     }
     return Table(
+        name="memory",
         title="memory",
         columns=columns,
         rows=tuple(_memory_row(graph, streams) for graph in rank.graphs),
@@ -130,7 +178,7 @@ def totals_table(rank: RankRecord) -> Table:
     totals = rank.totals
     columns = {"what": "what", "headline_bytes": "headline", **_WITNESS_COLUMNS}
     if totals is None:
-        return Table(title="memory of the run", columns=columns, rows=())
+        return Table(name="totals", title="memory of the run", columns=columns, rows=())
     rows: tuple[tuple[Cell, ...], ...] = (
         ("plain keys", totals.plain_bytes, *_witness_cells(totals.plain_witness)),
         ("twins", totals.twin_bytes, *_witness_cells(totals.twin_witness)),
@@ -140,10 +188,11 @@ def totals_table(rank: RankRecord) -> Table:
     )
     source = "device delta" if totals.source == "device" else "tape arena bytes, not GPU memory"
     return Table(
+        name="totals",
         title="memory of the run",
         columns=columns,
         rows=rows,
-        notes=(f"headline of plain keys and twins: {source}",),
+        notes=(f"headline of plain keys and twins: {source}", *_neighbour_notes(totals)),
     )
 
 
@@ -169,6 +218,7 @@ def _stage_cells(stages: StageStats) -> tuple[Cell, ...]:
         stages.device.median_ns if stages.device else None,
         launch.count,
         launch.stopped_by,
+        "yes" if stages.instrumented else None,
     )
 
 
@@ -212,6 +262,30 @@ def _nvml_notes(rank: RankRecord) -> list[str]:
     return [f"NVML: {one_line(note)}" for note in notes]
 
 
+def _bound_notes(rank: RankRecord) -> list[str]:
+    notes = []
+    if any(graph.launches_outside for graph in rank.graphs):
+        notes.append(
+            "launches outside: what a step enqueues beside its graph, in prepare and finish; "
+            "launch is the graph alone"
+        )
+    if any(graph.bound for graph in rank.graphs):
+        notes.append(
+            "bound by host: launching eagerly takes longer than the device works, a graph helps; "
+            "by device: it saves host time only"
+        )
+    return notes
+
+
+def _neighbour_notes(totals: MemoryTotals) -> list[str]:
+    seen = {totals.plain_witness.neighbours, totals.twin_witness.neighbours} - {None}
+    worst = next((word for word in ("moved", "unknown", "still", "none") if word in seen), None)
+    return [] if worst is None else [f"other processes on the device: {worst}"]
+
+
 def _other_nodes(graph: GraphRecord) -> str | None:
-    others = [f"{count} {kind}" for kind, count in graph.nodes.items() if kind != "kernel"]
-    return ", ".join(others) or None
+    return _counts({kind: n for kind, n in graph.nodes.items() if kind != "kernel"})
+
+
+def _counts(numbers: Mapping[str, int]) -> str | None:
+    return ", ".join(f"{count} {kind}" for kind, count in numbers.items()) or None

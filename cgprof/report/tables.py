@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
 from cgprof.record.types import GraphRecord, RankRecord, RunRecord, StageStats
-from cgprof.report.check import check_text
-from cgprof.report.headline import headline_lines, key_memory_bytes, measured_lines, recorder_line
-from cgprof.report.layout import Cell, Table, one_line, ratio
+from cgprof.report.captures import captures_table, partial_line
+from cgprof.report.check import check_blocks, keys_table
+from cgprof.report.document import Block, Document, Lines
+from cgprof.report.headline import (
+    headline_lines,
+    key_memory_bytes,
+    measured_lines,
+    policy_line,
+    recorder_line,
+)
+from cgprof.report.layout import Cell, Plain, Table, one_line, ratio
 from cgprof.report.parity import key_verdict, legs_table
 from cgprof.report.scores import scores_table, verdicts_table
 from cgprof.report.sections import (
-    keys_table,
+    graphs_table,
     memory_table,
     plan_table,
+    remarks_table,
     stages_table,
     totals_table,
 )
@@ -28,8 +40,9 @@ _COLUMNS = {
     "device_ns": "device",
     "memory_bytes": "memory",
     "parity": "parity",
+    "remark": "remark",
 }
-_REMARK = {"remark": "remark"}
+_OPTIONAL = frozenset({"remark"})
 _NOISY = "noisy"
 _LEGEND = (
     "key: FULL-64x64q1-mb2 is graph mode-tokens x requests, q tokens a request (none: any "
@@ -37,43 +50,78 @@ _LEGEND = (
 )
 
 
-def capture_table(record: RunRecord) -> str:
+def capture_document(record: RunRecord) -> Document:
     """Returns one line a key, then graph memory and how each number was measured."""
-    tables = [captured(record, rank).to_text() for rank in record.ranks] or ["no key captured"]
-    lines = [*tables, "", *headline_lines(record)]
-    missing = _missing_line(record)
-    footer = [line for line in (missing, _LEGEND, _noisy_line(record)) if line]
-    return "\n".join([*lines, *footer, *measured_lines(record)])
+    return Document(
+        blocks=_capture_blocks(record), tables=_captured_tables(record), data=_data_of(record)
+    )
+
+
+def report_document(records: Sequence[RunRecord]) -> Document:
+    """Returns everything that one or more runs recorded."""
+    datas = [_data_of(record) for record in records]
+    return Document(
+        blocks=[block for record in records for block in _report_blocks(record)],
+        tables=[table for record in records for table in _report_tables(record)],
+        data=lambda: datas[0]() if len(datas) == 1 else [data() for data in datas],
+    )
 
 
 def captured(record: RunRecord, rank: RankRecord) -> Table:
     """Returns the capture table of one rank; a failed key stays in its place, with its reason."""
-    rows = [_captured_row(record, graph) for graph in rank.graphs]
-    remarks = [_remark(graph) for graph in rank.graphs]
-    if any(remarks):
-        rows = [(*row, remark) for row, remark in zip(rows, remarks, strict=True)]
     return Table(
+        name="keys",
         title=f"rank {rank.rank}" if len(record.ranks) > 1 else "",
-        columns=_COLUMNS | (_REMARK if any(remarks) else {}),
-        rows=tuple(rows),
+        columns=_COLUMNS,
+        rows=tuple(_captured_row(record, graph) for graph in rank.graphs),
+        tags={"run": record.run_id, "rank": rank.rank},
+        optional=_OPTIONAL,
     )
 
 
-def report_text(record: RunRecord) -> str:
-    """Returns everything a run recorded, for reading."""
-    blocks = ["\n".join(_header_lines(record)), plan_table(record.plan).to_text()]
-    blocks.append(capture_table(record))
-    if record.check is not None:
-        blocks.append(check_text(record, alone=False))
-    blocks += [table.to_text() for rank in record.ranks for table in _details(rank)]
-    blocks += [table.to_text() for table in _accuracy(record)]
-    for title, lines in (
-        ("warnings", _warnings(record)),
-        ("failures", _failures(record)),
-        ("notes", [one_line(note) for note in record.notes]),
-    ):
-        blocks.append("\n".join([title, *(lines or ["(none)"])]))
-    return "\n\n".join(blocks)
+def _data_of(record: RunRecord) -> Callable[[], object]:
+    return lambda: record.model_dump(mode="json")
+
+
+def _captured_tables(record: RunRecord) -> list[Table]:
+    return [captured(record, rank) for rank in record.ranks or (RankRecord(),)]
+
+
+def _capture_blocks(record: RunRecord) -> list[Block]:
+    tables: list[Block] = list(_captured_tables(record)) if record.ranks else []
+    footer = [
+        line
+        for line in (policy_line(record), partial_line(record), _LEGEND, _noisy_line(record))
+        if line
+    ]
+    lines = [*headline_lines(record), *footer, *measured_lines(record)]
+    return [*(tables or [Lines(lines=["no key captured"])]), Lines(lines=lines)]
+
+
+def _report_blocks(record: RunRecord) -> list[Block]:
+    details = [table for rank in record.ranks for table in _details(rank)]
+    return [
+        Lines(lines=_header_lines(record)),
+        plan_table(record.plan),
+        *_capture_blocks(record),
+        *(check_blocks(record) if record.check is not None else []),
+        *details,
+        *(_accuracy(record) if record.accuracy else []),
+        Lines(title="warnings", lines=_warnings(record)),
+        Lines(title="failures", lines=_failures(record)),
+        Lines(title="notes", lines=[one_line(note) for note in record.notes]),
+    ]
+
+
+def _report_tables(record: RunRecord) -> list[Table]:
+    """Every table under its name, also those that a report leaves out for want of rows."""
+    run: dict[str, Plain] = {"run": record.run_id}
+    tables = _captured_tables(record)
+    for rank in record.ranks or (RankRecord(),):
+        tags = {**run, "rank": rank.rank}
+        tables += [replace(table, tags=tags) for table in (*_details(rank), remarks_table(rank))]
+    of_run = [plan_table(record.plan), keys_table(record), *_accuracy(record)]
+    return [*tables, *(replace(table, tags=run) for table in of_run)]
 
 
 def _captured_row(record: RunRecord, graph: GraphRecord) -> tuple[Cell, ...]:
@@ -89,6 +137,7 @@ def _captured_row(record: RunRecord, graph: GraphRecord) -> tuple[Cell, ...]:
         device.median_ns if device else None,
         key_memory_bytes(record, graph),
         None if graph.failure else key_verdict(graph),
+        _remark(graph),
     )
 
 
@@ -115,29 +164,18 @@ def _noisy_line(record: RunRecord) -> str:
     return f"noisy: {noisy} of {len(graphs)} keys ({limit})" if noisy else ""
 
 
-def _missing_line(record: RunRecord) -> str:
-    recorded = {graph.label for rank in record.ranks for graph in rank.graphs}
-    missing = [label for label in record.plan.labels if label not in recorded]
-    if not missing:
-        return ""
-    planned = len(record.plan.labels)
-    return f"run is {record.status}: {len(missing)} of {planned} planned keys not recorded"
-
-
 def _details(rank: RankRecord) -> tuple[Table, ...]:
     return (
         legs_table(rank.graphs),
         stages_table(rank),
         memory_table(rank),
         totals_table(rank),
-        keys_table(rank),
+        graphs_table(rank),
+        captures_table(rank),
     )
 
 
 def _accuracy(record: RunRecord) -> tuple[Table, ...]:
-    """Scores and verdicts of a run that was asked for them."""
-    if not record.accuracy:
-        return ()
     return scores_table(record.accuracy), verdicts_table(record.verdicts)
 
 
@@ -163,6 +201,8 @@ def _header_lines(record: RunRecord) -> list[str]:
         "timer floor": format_ns(record.timer_floor_ns),
         "recording overhead": f"{format_ns(record.recording_overhead_ns)} a step",
     }
+    if record.capture_error_mode is not None:
+        facts["capture error mode"] = record.capture_error_mode
     facts |= {what: f"{seconds:.1f} s" for what, seconds in record.process_seconds.items()}
     return [recorder_line(record), *(f"{name}: {one_line(text)}" for name, text in facts.items())]
 

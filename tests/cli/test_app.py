@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,10 @@ from cgprof.cli.app import ErrorsToExitCodes, app
 from cgprof.errors import CaptureError, CgprofError, ConfigError, RecordError
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("plan", "capture", "check", "report", "compare", "generate", "weights", "devices")
+COMMANDS = (
+    *("plan", "capture", "check", "report", "compare"),
+    *("generate", "inspect", "weights", "devices"),
+)
 
 
 def raising(error: BaseException) -> typer.Typer:
@@ -44,7 +46,7 @@ def modules_loaded_by(*args: str) -> set[str]:
     )
     done = python("-c", code, *args)
     assert done.returncode == 0
-    return {name.partition(".")[0] for name in done.stderr.split()}
+    return set(done.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -82,20 +84,6 @@ def test_console_script_and_runner_agree_on_errors():
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_reader_that_went_away_is_quiet():
-    read, write = os.pipe()
-    os.close(read)
-    done = subprocess.run(
-        [sys.executable, "-m", "cgprof", "plan", "--format", "json"],
-        cwd=ROOT,
-        stdout=write,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
-
-
 @pytest.mark.parametrize("args", [[], *([name] for name in COMMANDS)])
 def test_help_documents_the_exit_codes(args):
     result = CliRunner().invoke(app, [*args, "--help"])
@@ -104,53 +92,43 @@ def test_help_documents_the_exit_codes(args):
         assert f"\n  {code}  " in result.stdout
 
 
-def test_help_lists_every_command_and_loads_nothing_heavy():
+def test_help_lists_every_command():
     result = CliRunner().invoke(app, ["--help"])
     for name in COMMANDS:
         assert f"\n  {name} " in result.stdout
-    heavy = {"torch", "pandas", "numpy", "triton", "matplotlib"}
-    assert not (heavy | {"pydantic"}) & modules_loaded_by("--help")
+
+
+HEAVY = {"torch", "pandas", "numpy", "pyarrow", "scipy", "triton", "matplotlib", "rich", "pynvml"}
+
+
+def test_help_loads_the_commands_and_nothing_else():
+    loaded = modules_loaded_by("--help")
+    assert not (HEAVY | {"pydantic", "tomllib", "json.decoder"}) & loaded
+    ours = {name for name in loaded if name.startswith("cgprof") and "cgprof.cli" not in name}
+    assert ours == {
+        "cgprof",
+        "cgprof.config",
+        "cgprof.config.flags",
+        "cgprof.errors",
+        "cgprof.report",
+        "cgprof.report.formats",
+    }
+
+
+def test_help_of_a_command_loads_nothing_heavy():
     # Some releases of Typer parse a command's options with pydantic themselves.
-    assert not heavy & modules_loaded_by("capture", "--help")
+    assert not HEAVY & modules_loaded_by("capture", "--help")
 
 
 def test_plan_loads_no_torch():
     loaded = modules_loaded_by("plan", "--dbo")
     assert "pydantic" in loaded
-    assert not {"torch", "triton", "pynvml", "pandas"} & loaded
+    assert not HEAVY & loaded
 
 
 def test_version_is_printed():
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"cgprof {__version__}\n")
-
-
-def test_full_output_is_one_line_and_3():
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "cgprof", "plan"],
-            cwd=ROOT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 3
-    assert done.stderr == "error: output: No space left on device; make room and run again\n"
-
-
-def test_closed_output_is_one_line_and_3():
-    done = python(
-        "-c",
-        "import os, sys; os.close(1); os.execv(sys.argv[1], sys.argv[1:])",
-        sys.executable,
-        "-m",
-        "cgprof",
-        "plan",
-    )
-    assert done.returncode == 3
-    assert done.stderr.startswith("error: output: stdout is closed")
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_devices_without_a_device_names_commands_that_have_the_flag(monkeypatch):

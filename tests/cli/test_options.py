@@ -38,7 +38,7 @@ def test_flags_reach_their_settings():
         *("--cudagraph-capture-sizes", "1,2", "--cudagraph-capture-sizes", "8", "--enable-dbo"),
         *("--ubatch-size", "3", "--dbo-decode-token-threshold", "4", "--twins", "band"),
         *("--dbo-prefill-token-threshold", "64", "--set", "measure.context_len=16"),
-        *("--load-format", "dummy"),
+        *("--load-format", "dummy", "--no-strict"),
     )
     limits = {
         "max_num_seqs": 32,
@@ -49,7 +49,12 @@ def test_flags_reach_their_settings():
         "gpu_memory_utilization": 0.5,
     }
     assert config["limits"] == limits
-    assert config["capture"] == {"policy": "full", "sizes": [1, 2, 8], "max_size": 8}
+    assert config["capture"] == {
+        "policy": "full",
+        "sizes": [1, 2, 8],
+        "max_size": 8,
+        "strict": False,
+    }
     assert config["microbatch"]["enabled"]
     assert config["microbatch"]["num_microbatches"] == 3
     assert config["microbatch"]["decode_token_threshold"] == 4

@@ -1,10 +1,8 @@
-import json
-
 import pytest
 
 from cgprof.record.types import Failure
-from cgprof.report.check import check_json, check_text, check_verdict
-from cgprof.report.tables import capture_table, report_text
+from cgprof.report.check import check_document, check_verdict
+from cgprof.report.tables import capture_document, report_document
 from tests.support.checks import (
     checked_run,
     divergence,
@@ -14,6 +12,7 @@ from tests.support.checks import (
     verdict,
     weights,
 )
+from tests.support.documents import data_of, text_of
 from tests.support.runs import all_legs, failed_graph, key, leg, tape_graph
 
 REPLAY, REFERENCE, PADDING = "replay-eager", "step-reference", "poisoned-padding"
@@ -64,7 +63,7 @@ def test_one_failed_leg_fails_the_check_and_is_named(record, reason):
 )
 def test_leg_without_a_replay_is_not_verified_and_never_a_pass(record):
     assert check_verdict(record).word == "not verified"
-    assert check_text(record).startswith("check: not verified")
+    assert text_of(check_document(record)).startswith("check: not verified")
 
 
 def test_differences_within_the_noise_are_inconclusive():
@@ -77,12 +76,12 @@ def test_differences_within_the_noise_are_inconclusive():
 def test_key_without_padding_rows_leaves_nothing_open():
     record = checked_run(with_legs(**{PADDING: NO_PADDING}))
     assert check_verdict(record).word == "pass"
-    rows = {row["key"]: row for row in json.loads(check_json(record))["keys"]}
+    rows = {row["key"]: row for row in data_of(check_document(record))["keys"]}
     assert rows[str(key(8))][PADDING] == "n/a"
 
 
 def test_replays_stand_beside_every_key():
-    rows = {row["key"]: row for row in json.loads(check_json(checked_run()))["keys"]}
+    rows = {row["key"]: row for row in data_of(check_document(checked_run()))["keys"]}
     plain, twin = rows[str(key(8))], rows[str(key(8, 2))]
     assert (plain["parity_replays"], plain["greedy_replays"], plain["task_replays"]) == (3, 30, 0)
     assert (twin["parity_replays"], twin["greedy_replays"], twin["task_replays"]) == (3, 20, 40)
@@ -93,15 +92,15 @@ def test_sample_is_called_partial_and_other_keys_not_checked():
     graphs = (tape_graph(key(8)), tape_graph(key(8, 2), parity=()))
     check = {"checked": (str(key(8)),), "sample_seed": 7}
     record = checked_run(graphs, check=check)
-    text = check_text(record)
+    text = text_of(check_document(record))
     assert text.startswith("check: pass, partial: 1 of 2 keys drawn with seed 7\n")
-    assert json.loads(check_json(record))["keys"][1][REPLAY] == "not checked"
+    assert data_of(check_document(record))["keys"][1][REPLAY] == "not checked"
 
 
 def test_first_difference_is_shown_with_its_gaps_and_the_noise_floor_beside_it():
     noise = (divergence(request="first-1", explained=True),)
     found = greedy(passed=False, divergences=(divergence(),), noise_divergences=noise)
-    text = check_text(checked_run(check={"greedy": found}))
+    text = text_of(check_document(checked_run(check={"greedy": found})))
     assert "late-3, token 5: 7 replay, 9 eager; logit gap 0.25 and 0.5" in text
     assert (
         "first-1, token 5: 7 padded, 9 unpadded; logit gap 0.25 and 0.5, within the noise" in text
@@ -110,7 +109,7 @@ def test_first_difference_is_shown_with_its_gaps_and_the_noise_floor_beside_it()
 
 
 def test_accuracy_has_interval_size_rule_seed_and_paired_verdict():
-    text = check_text(checked_run())
+    text = text_of(check_document(checked_run()))
     assert (
         "accuracy of arithmetic, n 200: eager 0.95 [0.9104, 0.9726], replay 0.95 [0.9104, 0.9726]; "
         "replay against eager: same, 0 of 200 items differ" in text
@@ -121,43 +120,44 @@ def test_accuracy_has_interval_size_rule_seed_and_paired_verdict():
 
 def test_score_without_its_kind_of_replay_is_not_verified():
     accuracy = (score("eager"), score("replay", tokens_twin=0, tokens_plain=900))
-    text = check_text(checked_run(accuracy=accuracy, verdicts=(verdict("not verified"),)))
+    text = text_of(
+        check_document(checked_run(accuracy=accuracy, verdicts=(verdict("not verified"),)))
+    )
     assert "replay 0.95 [0.9104, 0.9726] (not verified)" in text
 
 
 def test_random_weights_say_that_there_is_no_accuracy():
     note = "random weights: no task accuracy"
     record = checked_run(accuracy=(), verdicts=(), accuracy_note=note)
-    assert note in check_text(record)
-    assert note in capture_table(record)
+    assert note in text_of(check_document(record))
+    assert note in text_of(capture_document(record))
 
 
 def test_capture_table_has_one_accuracy_line():
-    lines = capture_table(checked_run()).splitlines()
+    lines = text_of(capture_document(checked_run())).splitlines()
     assert sum(line.startswith("accuracy of arithmetic") for line in lines) == 1
 
 
 def test_planted_fault_shows_what_was_stated_and_whether_the_task_would_tell():
-    text = check_text(checked_run(check={"plant": plant()}))
+    text = text_of(check_document(checked_run(check={"plant": plant()})))
     assert "stated: red replay-eager; green weights" in text
     assert "found:  red greedy, replay-eager; green weights" in text
     assert "as stated: yes" in text
     assert "the task alone would notice: 0.95 clean, 0.1 faulty" in text
     blind = plant(as_stated=False, task=verdict(a="clean", b="faulty"))
-    text = check_text(checked_run(check={"plant": blind}))
+    text = text_of(check_document(checked_run(check={"plant": blind})))
     assert "as stated: NO" in text
     assert "the task alone would not notice" in text
 
 
 def test_report_of_a_checked_run_has_the_check():
-    assert "check: pass" in report_text(checked_run())
-    assert "check: " not in report_text(checked_run().model_copy(update={"check": None}))
+    assert "check: pass" in text_of(report_document([checked_run()]))
+    assert "check: " not in text_of(
+        report_document([checked_run().model_copy(update={"check": None})])
+    )
 
 
 def test_json_is_strict():
-    def refuse(word):
-        raise AssertionError(word)
-
-    document = json.loads(check_json(checked_run()), parse_constant=refuse)
+    document = data_of(check_document(checked_run()))
     assert document["verdict"] == "pass"
     assert document["run"]["check"]["captured"] == 2

@@ -2,7 +2,7 @@ import pytest
 
 from cgprof.config.schema import MeasureConfig, MicrobatchConfig, RunConfig
 from cgprof.errors import UnsupportedError
-from cgprof.record.types import Device
+from cgprof.record.place import Device
 from cgprof.report.comparable import other_differences, require_comparable
 from tests.support.runs import MODEL, cuda_dbo_run, cuda_run, tape_dbo_run
 

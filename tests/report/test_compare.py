@@ -1,11 +1,10 @@
-import json
-
 import pytest
 
 from cgprof.errors import RecordError, UnsupportedError
-from cgprof.record.types import Device
+from cgprof.record.place import Device
 from cgprof.report.compare import compare_runs, compare_sides
 from cgprof.report.pairing import Side
+from tests.support.documents import data_of, text_of
 from tests.support.runs import (
     MIB,
     cuda_dbo_run,
@@ -31,19 +30,14 @@ def side(record, path="runs/x", spread=0.01):
     return Side(path=path, record=record, samples=samples_of(record, spread).table().to_pandas())
 
 
-def strict(text):
-    def refuse(word):
-        raise AssertionError(f"{word} is not JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
 def one_key(**changes):
     return run_record("cuda", (cuda_graph(key(8), **changes),))
 
 
 def test_plain_against_dbo_reads_as_agreed():
-    text = compare_sides(side(cuda_run(), "runs/a"), side(cuda_dbo_run(), "runs/b")).to_text()
+    text = text_of(
+        compare_sides(side(cuda_run(), "runs/a"), side(cuda_dbo_run(), "runs/b")).to_document()
+    )
     head, keys, twins, alone, foot = text.split("\n\n")
     assert head == (
         "A: runs/a (a1b2)\n"
@@ -104,8 +98,8 @@ def test_verdict_follows_times_and_parity(changes, spread, verdict):
         side(one_key(), spread=spread), side(one_key(**changes), spread=spread)
     )
     assert comparison.verdict == verdict
-    assert comparison.to_text().endswith(f"verdict: {verdict}")
-    assert strict(comparison.to_json())["verdict"] == verdict
+    assert text_of(comparison.to_document()).endswith(f"verdict: {verdict}")
+    assert data_of(comparison.to_document())["verdict"] == verdict
 
 
 def test_key_that_fails_in_b_is_listed_and_a_regression():
@@ -113,7 +107,7 @@ def test_key_that_fails_in_b_is_listed_and_a_regression():
     d = run_record("cuda", (cuda_graph(key(64)), failed_graph(key(32), "boom")))
     comparison = compare_sides(side(a), side(d))
     assert [pair.label_b for pair in comparison.pairs] == ["FULL-64x64q1"]
-    assert "FULL-32x32q1: only in A: failed (boom) in B" in comparison.to_text()
+    assert "FULL-32x32q1: only in A: failed (boom) in B" in text_of(comparison.to_document())
     assert comparison.verdict == "regression"
     assert compare_sides(side(d), side(a)).verdict == "improved"
 
@@ -146,12 +140,12 @@ def test_other_device_is_refused_and_forced_is_stamped(tmp_path):
     with pytest.raises(UnsupportedError, match="device: NVIDIA H200 in A, NVIDIA H100 in B"):
         compare_runs(a, b)
     forced = compare_runs(a, b, force=True)
-    assert forced.to_text().startswith(
+    assert text_of(forced.to_document()).startswith(
         "FORCED, NOT COMPARABLE: device: NVIDIA H200 in A, NVIDIA H100 in B\n"
     )
     assert [pair.label_a for pair in forced.pairs] == ["FULL-64x64q1", "FULL-32x32q1", "FULL-1x1q1"]
-    assert "FULL-128x128q1: only in B: not planned in A" in forced.to_text()
-    assert strict(forced.to_json())["forced"][0]["field"] == "device"
+    assert "FULL-128x128q1: only in B: not planned in A" in text_of(forced.to_document())
+    assert data_of(forced.to_document())["forced"][0]["field"] == "device"
 
 
 def test_run_with_another_unit_is_refused(tmp_path):
@@ -173,8 +167,8 @@ def test_tape_runs_compare_without_device_times(tmp_path):
     path = write_run(tmp_path / "a", tape_dbo_run())
     comparison = compare_runs(path, path)
     assert comparison.verdict == "same"
-    assert "CPU stand-in times, never GPU times" in comparison.to_text()
-    assert strict(comparison.to_json())["keys"][0]["changes"]["device"]["verdict"] is None
+    assert "CPU stand-in times, never GPU times" in text_of(comparison.to_document())
+    assert data_of(comparison.to_document())["keys"][0]["changes"]["device"]["verdict"] is None
 
 
 def test_zero_baseline_is_null_in_json_and_a_dash_in_text():
@@ -185,10 +179,10 @@ def test_zero_baseline_is_null_in_json_and_a_dash_in_text():
     )
     b = run_record("cuda", (cuda_graph(key(8)),), rank_totals=totals("device", MIB, 0))
     comparison = compare_sides(side(a), side(b))
-    document = strict(comparison.to_json())
+    document = data_of(comparison.to_document())
     assert document["keys"][0]["changes"]["replay"]["ratio"] is None
     assert document["memory_ratio"] is None
-    assert "graph memory B/A: -" in comparison.to_text()
+    assert "graph memory B/A: -" in text_of(comparison.to_document())
     assert comparison.verdict == "inconclusive"
 
 
@@ -197,9 +191,9 @@ def test_single_sample_gives_a_ratio_without_an_interval():
         side(one_key(replay=stages(20_000, 4_000_000, count=1))),
         side(one_key(replay=stages(40_000, 4_000_000, count=1))),
     )
-    assert "x2.00 [no interval]" in comparison.to_text()
+    assert "x2.00 [no interval]" in text_of(comparison.to_document())
     assert comparison.verdict == "inconclusive"
-    assert strict(comparison.to_json())["keys"][0]["changes"]["replay"]["low"] is None
+    assert data_of(comparison.to_document())["keys"][0]["changes"]["replay"]["low"] is None
 
 
 @pytest.mark.parametrize("factor", [0.5, 2])
@@ -209,8 +203,8 @@ def test_changed_launch_of_a_tape_is_inconclusive_and_says_why(factor):
     b = run_record("tape", (tape_graph(key(8), replay=times, round_robin=times),))
     comparison = compare_sides(side(a), side(b))
     assert comparison.verdict == "inconclusive"
-    assert "stand-ins on a shared CPU" in comparison.to_text()
-    assert strict(comparison.to_json())["keys"][0]["launch_verdict"] == "inconclusive"
+    assert "stand-ins on a shared CPU" in text_of(comparison.to_document())
+    assert data_of(comparison.to_document())["keys"][0]["launch_verdict"] == "inconclusive"
 
 
 def test_run_beside_itself_is_the_same_whatever_its_spread_and_without_times():

@@ -26,6 +26,7 @@ def test_show_takes_the_unit_from_the_name_of_the_column(name, cell, text):
 
 def test_table_aligns_words_left_and_numbers_right():
     table = Table(
+        name="a",
         title="what",
         columns={"key": "key", "launch_ns": "launch", "absent": "absent"},
         rows=(("a", 5, None), ("long", 12_345, None)),
@@ -42,11 +43,13 @@ def test_table_aligns_words_left_and_numbers_right():
 
 
 def test_table_without_rows_says_so():
-    assert Table(title="what", columns={"key": "key"}, rows=()).to_text() == "what\n(none)"
+    assert (
+        Table(name="a", title="what", columns={"key": "key"}, rows=()).to_text() == "what\n(none)"
+    )
 
 
 def test_records_hold_no_nan_and_no_infinity():
-    table = Table(title="", columns={"a": "a", "b": "b"}, rows=((NAN, 1), (-INFINITY, 0.5)))
+    table = Table(name="a", columns={"a": "a", "b": "b"}, rows=((NAN, 1), (-INFINITY, 0.5)))
     assert table.records() == [{"a": None, "b": 1}, {"a": None, "b": 0.5}]
 
 

@@ -1,12 +1,11 @@
-import json
-
 import pytest
 
 from cgprof.record.paired import paired_verdict
 from cgprof.record.store import RunWriter
 from cgprof.report.compare import compare_runs
 from cgprof.report.scores import compare_scores, scores_table, verdicts_table
-from cgprof.report.tables import report_text
+from cgprof.report.tables import report_document
+from tests.support.documents import data_of, text_of
 from tests.support.runs import cuda_run, samples_of
 from tests.support.scores import items_for, score_of
 
@@ -47,12 +46,13 @@ def test_verdicts_show_discordant_counts_detectable_effect_flags_and_rule():
     table = verdicts_table([paired_verdict(score_of(a), a, score_of(b), b)])
     row = table.records()[0]
     assert (row["only_a"], row["only_b"], row["items_different"]) == (30, 0, 30)
-    assert (row["verdict"], row["test"], row["n"]) == ("different", "mcnemar-exact", "200")
+    assert (row["verdict"], row["test"], row["n_a"]) == ("different", "mcnemar-exact", 200)
     assert 0 < row["detectable"] < 0.2
     assert "80 % power" in "\n".join(table.notes)
     short = items_for(RIGHT[:150])
     flagged = verdicts_table([paired_verdict(score_of(a), a, score_of(short), short)])
-    assert flagged.records()[0]["n"] == "200, 150"
+    flagged_row = flagged.records()[0]
+    assert (flagged_row["n_a"], flagged_row["n_b"]) == (200, 150)
     assert "n: 200 in A, 150 in B" in flagged.notes[0]
 
 
@@ -62,10 +62,10 @@ def test_report_has_the_scores_of_a_run_and_none_where_none_was_asked():
         accuracy=(score_of(items),),
         verdicts=(paired_verdict(score_of(items), items, score_of(items), items),),
     )
-    text = report_text(record)
+    text = text_of(report_document([record]))
     assert "\naccuracy\n" in text
     assert "\npaired verdicts\n" in text
-    assert "\npaired verdicts\n" not in report_text(cuda_run())
+    assert "\npaired verdicts\n" not in text_of(report_document([cuda_run()]))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_compare_judges_two_runs_by_the_items_of_both(tmp_path, first, second, v
     found = compare_runs(a, b)
     assert found.scores[0].found.test == "mcnemar-exact"
     assert found.verdict == verdict
-    assert "arithmetic, generate, replay" in found.to_text()
-    assert json.loads(found.to_json())["accuracy"][0]["verdict"] == verdict
+    assert "arithmetic, generate, replay" in text_of(found.to_document())
+    assert data_of(found.to_document())["accuracy"][0]["verdict"] == verdict
 
 
 def test_compare_matches_tasks_and_phases_and_names_what_has_no_partner(tmp_path):
@@ -108,7 +108,7 @@ def test_compare_of_unlike_subsets_is_flagged_and_inconclusive(tmp_path):
     b = write(tmp_path / "b", items_for(RIGHT[:150]))
     found = compare_runs(a, b)
     assert found.verdict == "inconclusive"
-    assert "n: 200 in A, 150 in B" in found.to_text()
+    assert "n: 200 in A, 150 in B" in text_of(found.to_document())
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@ import sys
 from pathlib import Path
 
 from cgprof.record.types import Failure
-from cgprof.report.tables import capture_table, report_text
+from cgprof.report.tables import capture_document, report_document
 from tests.support.checks import checked_run
+from tests.support.documents import text_of
 from tests.support.runs import (
     cuda_dbo_run,
     cuda_graph,
@@ -36,7 +37,9 @@ LEGEND = (
     "key: FULL-64x64q1-mb2 is graph mode-tokens x requests, q tokens a request (none: any "
     "lengths), mb microbatches (none: a plain key)"
 )
+POLICY = "policy: full requested, full-decode-only effective (attention runs uniform batches only)"
 CUDA_MEASURED = [
+    POLICY,
     LEGEND,
     "recorder: cuda: launch times are host times, device times come from device events",
     "eager, replay, round robin: host time from first to last enqueue, GPU idle before, "
@@ -57,6 +60,7 @@ steps served: 34 = 30 replayed, 4 eager (no captured key fits; 4 of them split)
 exchange is a loopback: there was nothing to hide
 """
 TAPE_MEASURED = [
+    POLICY,
     LEGEND,
     "recorder: tape, a CPU stand-in: all times are CPU stand-in times, never GPU times",
     "eager, replay, round robin: host time from first to last enqueue, queue empty before, "
@@ -64,6 +68,14 @@ TAPE_MEASURED = [
     "replay: the same key again (hot); round robin: keys in turn",
     "nodes: operators on the tape; memory: growth of the tape arena by this key",
 ]
+
+
+def capture_table(record):
+    return text_of(capture_document(record))
+
+
+def report_text(*records):
+    return text_of(report_document(records))
 
 
 def line_of(text, label):
@@ -162,6 +174,12 @@ def test_report_text_begins_with_what_ran_where_and_how():
     )
 
 
+def test_report_text_names_the_error_mode_that_captures_had():
+    assert "capture error mode" not in report_text(cuda_run())
+    text = report_text(cuda_run(capture_error_mode="thread_local"))
+    assert "\ncapture error mode: thread_local\n" in text
+
+
 def test_report_text_shows_stages_of_each_phase_apart():
     lines = report_text(cuda_dbo_run()).splitlines()
     hot = next(line for line in lines if line.startswith("FULL-64x64q1-mb2  hot"))
@@ -206,12 +224,16 @@ def test_report_text_ends_with_failures_and_notes():
     )
 
 
-def test_report_imports_no_torch():
+def test_report_and_all_of_its_modules_import_no_torch():
+    modules = [f"cgprof.report.{path.stem}" for path in (ROOT / "cgprof/report").glob("[!_]*.py")]
     program = (
-        "import sys, cgprof.report.tables, cgprof.report.compare, cgprof.report.plots\n"
+        "import sys, cgprof.report\n"
+        "assert not {'torch', 'pandas'} & set(sys.modules)\n"
+        f"import {', '.join(modules)}\n"
         "heavy = {'torch', 'triton', 'pynvml'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
+    assert len(modules) > 10
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
