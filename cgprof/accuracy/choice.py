@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from cgprof.accuracy.faults import find_fault
+from cgprof.accuracy.faults import check_keys, find_fault
 from cgprof.accuracy.schedule import check_steps
 from cgprof.accuracy.tasks import ARITHMETIC, Task, TaskKind, load_task
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.engine.generate import load_tokenizer
 from cgprof.errors import ConfigError
+from cgprof.graphs.plan_record import resolve_plan
 from cgprof.models.tokenizer import Tokenizer
 from cgprof.shapes import GraphKey
 
@@ -36,11 +37,11 @@ class CheckOptions:
         """Refuses what can be seen to be wrong without an engine.
 
         Raises:
-            ConfigError: Too few or too many steps, or no fault of that name.
+            ConfigError: Too few or too many steps, no fault of that name, or no key for it.
         """
         check_steps(self.greedy_steps, run.limits.max_model_len)
         if self.plant is not None:
-            find_fault(self.plant)
+            check_keys(find_fault(self.plant), resolve_plan(run)[1].keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

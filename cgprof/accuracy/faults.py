@@ -4,28 +4,38 @@ A fault lives in padded steps only, those that run a captured key or its eager c
 contexts of the checks stay right, and so does the reference. Both runs of `replay-eager` and of
 `greedy` share the code before the launch, the weights and the cache, hence their blindness to
 faults there. The task sees every place; whether it notices is what a planted check measures.
+
+NAME@TOKENS is the fault in the keys of that many tokens alone: a check must name just these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cgprof.accuracy.spoiling import KeyFilter, replaced, spoiled_inputs, stale_rows
 from cgprof.batch.buffers import HostFields
-from cgprof.engine.step import CLEAN, PaddingFill
 from cgprof.engine.types import PreparedStep, Step
 from cgprof.engine.worker import Engine
 from cgprof.errors import ConfigError
-from cgprof.shapes import BatchShape, GraphKey, StepDecision
+from cgprof.shapes import GraphKey
+from cgprof.units import format_ranges
 
 REPLAY, REFERENCE, PADDING = "replay-eager", "step-reference", "poisoned-padding"
 GREEDY, WEIGHTS = "greedy", "weights"
 LEGS = (REPLAY, REFERENCE, PADDING, GREEDY, WEIGHTS)
+OF_ONE_KEY = frozenset({REPLAY, REFERENCE, PADDING})
+
+
+def every_key(key: GraphKey) -> bool:
+    """Hits all keys."""
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +47,61 @@ class Fault:
     what: str
     red: frozenset[str]
     green: frozenset[str]
-    plant: Callable[[Engine], AbstractContextManager[None]]
+    plant: Callable[[Engine, KeyFilter], AbstractContextManager[None]]
     needs_twin: bool = False
+    spares_keys: bool = True  # whether it can be in some keys and not in others
+    num_tokens: int | None = None  # of the keys that it is in; None: all
+
+    def at(self, num_tokens: int) -> Fault:
+        """Returns the fault in the keys of one size; a greedy run may never meet that size.
+
+        Raises:
+            ConfigError: It cannot be in one size alone.
+        """
+        if not self.spares_keys:
+            raise ConfigError("--plant", f"{self.name} is in what all keys share; leave @ out")
+        return dataclasses.replace(
+            self,
+            name=f"{self.name}@{num_tokens}",
+            what=f"{self.what}, in keys of {num_tokens} tokens only",
+            red=self.red & OF_ONE_KEY,
+            num_tokens=num_tokens,
+        )
+
+    def hits(self, key: GraphKey) -> bool:
+        """Whether the fault is in this key."""
+        return self.num_tokens is None or key.num_tokens == self.num_tokens
 
 
 def find_fault(name: str) -> Fault:
-    """Returns the fault of that name.
+    """Returns the fault of that name, NAME@TOKENS for keys of one size.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is none, or it cannot be in one size alone.
     """
-    fault = FAULTS.get(name)
+    bare, at, size = name.partition("@")
+    fault = FAULTS.get(bare)
     if fault is None:
-        raise ConfigError("--plant", f"no fault is called {name!r}; there are {', '.join(FAULTS)}")
-    return fault
+        raise ConfigError("--plant", f"no fault is called {bare!r}; there are {', '.join(FAULTS)}")
+    if not at:
+        return fault
+    if not size.isdecimal():
+        raise ConfigError("--plant", f"{size!r} is no number of tokens; write {bare}@8")
+    return fault.at(int(size))
+
+
+def check_keys(fault: Fault, keys: Sequence[GraphKey]) -> None:
+    """Checks that at least one of the captured keys can have the fault.
+
+    Raises:
+        ConfigError: None has its size, or none is a twin where it needs one.
+    """
+    hit = [key for key in keys if fault.hits(key)]
+    if fault.num_tokens is not None and not hit:
+        sizes = format_ranges(sorted({key.num_tokens for key in keys})) or "none"
+        raise ConfigError("--plant", f"{fault.name}: the captured sizes are {sizes}")
+    if fault.needs_twin and not any(key.is_twin for key in hit):
+        raise ConfigError("--plant", f"{fault.name} needs a twin, none is captured; add --dbo")
 
 
 @contextmanager
@@ -58,24 +109,25 @@ def planted(engine: Engine, fault: Fault) -> Iterator[None]:
     """Makes the engine faulty; live requests are removed before and after.
 
     Raises:
-        ConfigError: The fault is in a twin and the engine has captured none.
+        ConfigError: No captured key can have the fault.
     """
-    if fault.needs_twin and not any(key.is_twin for key in engine.graphs.keys):
-        raise ConfigError("--plant", f"{fault.name} needs a twin, none is captured; add --dbo")
+    check_keys(fault, engine.graphs.keys)
     engine.live.clear()
     try:
-        with fault.plant(engine):
+        with fault.plant(engine, fault.hits):
             yield
     finally:
         engine.live.clear()
 
 
-def stale_output(engine: Engine) -> AbstractContextManager[None]:
+def stale_output(engine: Engine, hits: KeyFilter = every_key) -> AbstractContextManager[None]:
     """Every replay leaves what the replay before it produced."""
-    return _stale_rows(engine, lambda key: slice(0, key.num_tokens))
+    return stale_rows(engine, hits, lambda key: slice(0, key.num_tokens))
 
 
-def stale_twin_half(engine: Engine, index: int = -1) -> AbstractContextManager[None]:
+def stale_twin_half(
+    engine: Engine, hits: KeyFilter = every_key, *, index: int = -1
+) -> AbstractContextManager[None]:
     """One microbatch of every twin leaves what the replay before it produced; by default the last.
 
     The rows are cut where the padded batch is.
@@ -88,10 +140,10 @@ def stale_twin_half(engine: Engine, index: int = -1) -> AbstractContextManager[N
         start = range(key.num_microbatches)[index] * size
         return slice(start, min(start + size, key.num_tokens))
 
-    return _stale_rows(engine, rows)
+    return stale_rows(engine, hits, rows)
 
 
-def shifted_positions(engine: Engine) -> AbstractContextManager[None]:
+def shifted_positions(engine: Engine, hits: KeyFilter = every_key) -> AbstractContextManager[None]:
     """Positions of real tokens are one too high."""
     last = engine.config.limits.max_model_len - 1
 
@@ -99,10 +151,10 @@ def shifted_positions(engine: Engine) -> AbstractContextManager[None]:
         positions = host.positions[: step.shape.num_tokens]
         np.minimum(positions + 1, last, out=positions)
 
-    return _spoiled_inputs(engine, shift)
+    return spoiled_inputs(engine, hits, shift)
 
 
-def stale_block_table(engine: Engine) -> AbstractContextManager[None]:
+def stale_block_table(engine: Engine, hits: KeyFilter = every_key) -> AbstractContextManager[None]:
     """After the batch shrinks, block tables are still those of the larger batch.
 
     What a request then reads past its neighbour's blocks is free, and free blocks hold NaN.
@@ -116,21 +168,21 @@ def stale_block_table(engine: Engine) -> AbstractContextManager[None]:
         else:
             kept[:] = [host.block_table[:real].copy()]
 
-    return _spoiled_inputs(engine, keep)
+    return spoiled_inputs(engine, hits, keep)
 
 
-def writing_padding(engine: Engine) -> AbstractContextManager[None]:
+def writing_padding(engine: Engine, hits: KeyFilter = every_key) -> AbstractContextManager[None]:
     """Padding rows have the last slot of the cache where -1 says to write nothing."""
     last = engine.pool.num_blocks * engine.config.limits.block_size - 1
 
     def write(host: HostFields, step: Step, key: GraphKey) -> None:
         host.slot_mapping[step.shape.num_tokens : key.num_tokens] = last
 
-    return _spoiled_inputs(engine, write)
+    return spoiled_inputs(engine, hits, write)
 
 
 @contextmanager
-def swapped_rows(engine: Engine) -> Iterator[None]:
+def swapped_rows(engine: Engine, hits: KeyFilter = every_key) -> Iterator[None]:
     """The rows of one down projection, an expert's if there are any, are in reverse order."""
     weight = next(
         t for name, t in engine.model.named_weights() if name.endswith("down_proj.weight")
@@ -144,7 +196,7 @@ def swapped_rows(engine: Engine) -> Iterator[None]:
 
 
 @contextmanager
-def overwritten_kv_row(engine: Engine) -> Iterator[None]:
+def overwritten_kv_row(engine: Engine, hits: KeyFilter = every_key) -> Iterator[None]:
     """Before each step the keys and values of the first request's first token become ones."""
     launch = engine.runner.launch
 
@@ -154,65 +206,8 @@ def overwritten_kv_row(engine: Engine) -> Iterator[None]:
             engine.kv_cache[:, block, :, 0] = 1
         return launch(prepared, count=count)
 
-    with _replaced(engine.runner, "launch", overwrite_and_launch):
+    with replaced(engine.runner, "launch", overwrite_and_launch):
         yield
-
-
-@contextmanager
-def _stale_rows(engine: Engine, rows_of: Callable[[GraphKey], slice]) -> Iterator[None]:
-    replay = engine.graphs.replay
-    before = torch.zeros_like(engine.output)
-
-    def replay_stale(key: GraphKey, shape: BatchShape) -> torch.Tensor:
-        outputs = replay(key, shape)
-        fresh = outputs.clone()
-        rows = rows_of(key)
-        outputs[rows] = before[rows]
-        before[: key.num_tokens] = fresh
-        return outputs
-
-    with _replaced(engine.graphs, "replay", replay_stale):
-        yield
-
-
-@contextmanager
-def _spoiled_inputs(
-    engine: Engine, spoil: Callable[[HostFields, Step, GraphKey], None]
-) -> Iterator[None]:
-    """Lets `spoil` change the host fields of padded steps before their upload."""
-    runner, buffers = engine.runner, engine.buffers
-    prepare, begin, commit = runner.prepare, buffers.begin, buffers.commit
-    host: list[HostFields] = []
-    checked: list[tuple[Step, GraphKey]] = []
-
-    def note_step(step: Step, decision: StepDecision, padding: PaddingFill = CLEAN) -> PreparedStep:
-        checked[:] = [(step, decision.key)] if decision.key.num_reqs is not None else []
-        return prepare(step, decision, padding)
-
-    def note_slot() -> HostFields:
-        host[:] = [begin()]
-        return host[0]
-
-    def spoil_and_upload(num_rows: int) -> None:
-        for step, key in checked:
-            spoil(host[0], step, key)
-        commit(num_rows)
-
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(runner, "prepare", note_step))
-        stack.enter_context(_replaced(buffers, "begin", note_slot))
-        stack.enter_context(_replaced(buffers, "commit", spoil_and_upload))
-        yield
-
-
-@contextmanager
-def _replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Shadows a method of one object."""
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        delattr(owner, name)
 
 
 FAULTS = {
@@ -266,6 +261,7 @@ FAULTS = {
             red=frozenset({WEIGHTS}),
             green=frozenset({REPLAY, REFERENCE, PADDING, GREEDY}),
             plant=swapped_rows,
+            spares_keys=False,
         ),
         Fault(
             name="overwritten-kv-row",
@@ -274,6 +270,7 @@ FAULTS = {
             red=frozenset({REFERENCE}),
             green=frozenset({REPLAY, PADDING, GREEDY, WEIGHTS}),
             plant=overwritten_kv_row,
+            spares_keys=False,
         ),
     )
 }

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from cgprof.accuracy.cases import Filling, ParityCase, cases_for, make_filling
 from cgprof.accuracy.noise import Distance, allowance, block_sums, distance, token_errors
 from cgprof.accuracy.tally import Outcome, Tally
+from cgprof.engine.inputs import CLEAN, PaddingFill
 from cgprof.engine.live import make_step
 from cgprof.engine.reference import Reference
-from cgprof.engine.step import CLEAN, PaddingFill
 from cgprof.engine.types import Step
 from cgprof.engine.worker import Engine
 from cgprof.record.types import ParityResult

@@ -34,8 +34,8 @@ def check_nodes(
         found = ", ".join(f"{number} {kind}" for kind, number in sorted(nodes.items()))
         raise CaptureError(
             str(key),
-            f"the graph is empty: no kernel in it ({found or 'no node at all'}); the work ran on "
-            "a stream or thread that does not belong to the recording",
+            f"invalid: empty, no kernel in the graph ({found or 'no node at all'}); the work ran "
+            "on a stream or thread that does not belong to the recording",
         )
     kernels = {other: kinds.get("kernel", 0) for other, kinds in captured.items()}
     of_microbatch = _around_microbatch(key, kernels) if key.is_twin else {}

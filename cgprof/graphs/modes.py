@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cgprof.errors import UnsupportedError
-from cgprof.shapes import CapturePolicy, GraphSupport, RuntimeMode
+from cgprof.shapes import CapturePolicy, GraphKey, GraphSupport, RuntimeMode
 
 _WHERE = "capture.policy (--mode)"
 
@@ -17,6 +17,11 @@ class ResolvedPolicy:
     requested: CapturePolicy
     policy: CapturePolicy
     reason: str = ""
+
+
+def requested_mode(policy: CapturePolicy, key: GraphKey) -> RuntimeMode:
+    """Returns the mode that a policy asks for in the steps that a key is for."""
+    return policy.mixed_mode if key.uniform_query_len is None else policy.decode_mode
 
 
 def resolve_policy(

@@ -39,6 +39,10 @@ class Recorder(Protocol):
     def kind(self) -> Literal["cuda", "tape"]:
         """How times and memory of its recordings are labelled."""
 
+    @property
+    def capture_error_mode(self) -> str | None:
+        """Which unsafe calls of which threads end a recording, in CUDA's words; None: no device."""
+
     def warm_up(self, work: Callable[[], None]) -> None:
         """Runs `work` eagerly on the very streams that capture, and waits for it."""
 

@@ -174,6 +174,7 @@ class TapeRecorder:
     """Records on the CPU. `poison_dead` fills intermediates with NaN after their last use."""
 
     kind: Literal["tape"] = "tape"
+    capture_error_mode: str | None = None
 
     def __init__(self, *, poison_dead: bool = False) -> None:
         self.arena = Arena()

@@ -58,6 +58,8 @@ def test_weights_without_a_tokenizer_have_no_task_unless_one_is_named(tmp_path):
         (CheckOptions(greedy_steps=8), "--greedy-steps"),
         (CheckOptions(greedy_steps=4000), "--max-model-len"),
         (CheckOptions(plant="nothing"), "--plant"),
+        (CheckOptions(plant="stale-twin-half"), "add --dbo"),
+        (CheckOptions(plant="stale-output@3"), "the captured sizes are 1-2, 4, 8"),
     ],
 )
 def test_wrong_options_are_refused_before_an_engine_exists(options, word):

@@ -67,7 +67,7 @@ def test_every_fault_states_known_legs_and_at_least_one_red():
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_stale_half_of_a_twin_is_seen_whichever_half_it_is(engine, index):
-    with stale_half(engine, index):
+    with stale_half(engine, index=index):
         checker = ParityChecker(engine)
         checker.check(PLAIN)
         assert REPLAY in failed(checker.check(TWIN))
@@ -107,3 +107,57 @@ def test_dense_model_has_rows_to_swap():
 def test_unknown_fault_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="stale-output"):
         find_fault("nothing")
+
+
+SIZED = [name for name, fault in FAULTS.items() if fault.spares_keys and not fault.needs_twin]
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_fault_at_one_size_is_named_at_that_size_and_nowhere_else(engine, name):
+    fault = find_fault(f"{name}@8")
+    with planted(engine, fault):
+        checker = ParityChecker(engine)
+        found = {key: failed(checker.check(key)) for key in engine.graphs.keys}
+    assert {key.num_tokens for key in found} == {1, 2, 4, 8}
+    for key, legs in found.items():
+        assert bool(legs) is (key.num_tokens == 8), (key, legs)
+        assert fault.red <= legs or key.num_tokens != 8
+
+
+@pytest.mark.gpu
+def test_fault_at_496_of_512_tokens_is_named_there_alone():
+    limits = {"max_num_seqs": 512, "max_num_batched_tokens": 512, "max_model_len": 64}
+    run = tiny_run(device="cuda", sizes=(1, 256, 488, 496, 504, 512), **limits)
+    with captured_engine(run) as engine, planted(engine, find_fault("stale-output@496")):
+        checker = ParityChecker(engine)
+        found = {key.num_tokens: failed(checker.check(key)) for key in engine.graphs.keys}
+    assert found.pop(496) >= {REPLAY, REFERENCE}
+    assert not any(found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("stale-output@x", "'x' is no number of tokens; write stale-output@8"),
+        ("stale-output@", "'' is no number of tokens"),
+        ("nothing@8", "no fault is called 'nothing'"),
+        ("swapped-rows@8", "swapped-rows is in what all keys share; leave @ out"),
+        ("overwritten-kv-row@8", "overwritten-kv-row is in what all keys share"),
+    ],
+)
+def test_size_of_a_fault_that_cannot_be_is_refused(name, said):
+    with pytest.raises(ConfigError, match=said):
+        find_fault(name)
+
+
+def test_size_that_no_captured_key_has_is_refused_with_those_that_there_are(engine):
+    with (
+        pytest.raises(ConfigError, match="stale-output@3: the captured sizes are 1-2, 4, 8"),
+        planted(engine, find_fault("stale-output@3")),
+    ):
+        pass
+    with (
+        pytest.raises(ConfigError, match="stale-twin-half@2 needs a twin"),
+        planted(engine, find_fault("stale-twin-half@2")),
+    ):
+        pass

@@ -81,8 +81,8 @@ def test_captured_twins_that_never_replay_leave_no_verdict(engine, monkeypatch):
 def test_not_finite_hidden_state_fails(engine, monkeypatch):
     replay, count = engine.graphs.replay, {"steps": 0}
 
-    def spoil_one(key, shape):
-        outputs = replay(key, shape)
+    def spoil_one(graph):
+        outputs = replay(graph)
         count["steps"] += 1
         if count["steps"] == 30:
             outputs[0, 0] = float("nan")
@@ -97,8 +97,8 @@ def test_not_finite_hidden_state_fails(engine, monkeypatch):
 def test_one_wrong_replay_is_found_at_its_token(engine, monkeypatch):
     replay, count = engine.graphs.replay, {"steps": 0}
 
-    def spoil_one(key, shape):
-        outputs = replay(key, shape)
+    def spoil_one(graph):
+        outputs = replay(graph)
         count["steps"] += 1
         if count["steps"] == 30:
             outputs[0] = -outputs[0]

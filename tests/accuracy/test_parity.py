@@ -39,9 +39,9 @@ def check(engine, key):
 
 
 def only_in_checked_steps(engine, monkeypatch, method, after):
-    """Runs `after(host, step)` behind a prepare method, but not while contexts are computed."""
-    runner = engine.runner
-    prepare, write = runner.prepare, getattr(runner, method)
+    """Runs `after(host, step)` behind a writing method, but not while contexts are computed."""
+    runner, inputs = engine.runner, engine.runner.inputs
+    prepare, write = runner.prepare, getattr(inputs, method)
     state = {"checked": False}
 
     def prepare_and_note(step, decision, *args):
@@ -49,12 +49,13 @@ def only_in_checked_steps(engine, monkeypatch, method, after):
         return prepare(step, decision, *args)
 
     def write_and_spoil(host, step, *args):
-        write(host, step, *args)
+        written = write(host, step, *args)
         if state["checked"]:
             after(host, step)
+        return written
 
     monkeypatch.setattr(runner, "prepare", prepare_and_note)
-    monkeypatch.setattr(runner, method, write_and_spoil)
+    monkeypatch.setattr(inputs, method, write_and_spoil)
 
 
 def test_all_legs_pass_for_decode_keys_and_twins(engine):

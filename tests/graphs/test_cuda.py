@@ -1,12 +1,12 @@
 import gc
 import threading
-from contextlib import contextmanager
 
 import pytest
 import torch
 
 from cgprof.errors import CaptureError, RecordingError, ReplayError
 from cgprof.graphs.manager import GraphManager
+from tests.support.copies import pinned_copies
 from tests.support.graphs import decode, decode_key, input_buffers
 
 pytestmark = pytest.mark.gpu
@@ -239,10 +239,10 @@ def test_kernels_on_an_unforked_stream_are_an_empty_graph(recorder, side):
         with torch.cuda.stream(side):
             step()
 
-    with pytest.raises(CaptureError, match="the graph is empty: no kernel"):
+    with pytest.raises(CaptureError, match="invalid: empty, no kernel"):
         graphs.capture(PLAIN, lambda: stray)
     graphs.capture(PLAIN, lambda: step)
-    assert torch.isfinite(graphs.replay(PLAIN, decode(8))).all()
+    assert torch.isfinite(graphs.replay(graphs.ready(PLAIN, decode(8)))).all()
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -271,51 +271,21 @@ def test_a_fault_in_the_third_of_eight_captures_spares_the_rest(recorder, comput
         if index != 2:
             step()
             expected = step.out[: key.num_tokens].clone()
-            assert torch.equal(owner.replay(key, decode(1)), expected)
+            assert torch.equal(owner.replay(owner.ready(key, decode(1))), expected)
 
 
 def test_an_input_that_moved_is_a_replay_error(recorder):
     step = Step()
     graphs = manager(recorder, step, extra_addresses={"weights": lambda: step.w.data_ptr()})
     graphs.capture(PLAIN, lambda: step)
-    graphs.replay(PLAIN, decode(8))
+    graphs.replay(graphs.ready(PLAIN, decode(8)))
     kept = step.w
     step.w = kept.clone()
     with pytest.raises(ReplayError, match="weights moved from 0x"):
-        graphs.replay(PLAIN, decode(8))
+        graphs.replay(graphs.ready(PLAIN, decode(8)))
     step.w = kept
-    graphs.replay(PLAIN, decode(8))
+    graphs.replay(graphs.ready(PLAIN, decode(8)))
     torch.cuda.synchronize()
-
-
-@contextmanager
-def pinned_copies():
-    """A thread that allocates, copies and synchronises on a stream of its own all the while."""
-    stop, started, failures = threading.Event(), threading.Event(), []
-
-    def run():
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream), torch.inference_mode():
-            source = torch.ones(1 << 20, dtype=torch.uint8).pin_memory()
-            try:
-                while not stop.is_set():
-                    target = source.to("cuda", non_blocking=True)
-                    stream.synchronize()
-                    assert target[-1].item() == 1
-                    torch.cuda.mem_get_info()
-                    started.set()
-            except (RuntimeError, AssertionError) as error:
-                failures.append(error)
-                started.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    started.wait(30)
-    try:
-        yield failures
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_a_thread_that_copies_pinned_memory_disturbs_no_recording(recorder):

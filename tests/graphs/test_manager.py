@@ -73,7 +73,7 @@ def test_replay_returns_the_rows_of_its_key_as_eager_computes_them():
     for key in (PLAIN, TWIN, decode_key(4), TWIN):
         for value in (1, 7):
             step.fill(value)
-            out = step.graphs.replay(key, decode(3)).clone()
+            out = step.graphs.replay(step.graphs.ready(key, decode(3))).clone()
             assert out.shape == (key.num_tokens, 8)
             assert torch.equal(out, step.eager(key.num_tokens))
     assert [graph.replays for graph in step.graphs.captured.values()] == [2, 2, 4]
@@ -105,7 +105,7 @@ def test_poison_fills_the_rows_of_its_key_only():
     step.graphs.poison(PLAIN)
     assert torch.isnan(step.output[:8]).all()
     assert not torch.isnan(step.output[8:]).any()
-    assert torch.isfinite(step.graphs.replay(PLAIN, decode(8))).all()
+    assert torch.isfinite(step.graphs.replay(step.graphs.ready(PLAIN, decode(8)))).all()
 
 
 @pytest.mark.parametrize("poisoned_before", [False, True])
@@ -116,7 +116,7 @@ def test_the_first_replay_poisons_unless_that_was_done_before(poisoned_before):
         step.graphs.poison(PLAIN)
     step.output.fill_(1)
     for _ in range(2):
-        out = step.graphs.replay(PLAIN, decode(8))
+        out = step.graphs.replay(step.graphs.ready(PLAIN, decode(8)))
         assert torch.isfinite(out[:7]).all()
         # The graph does not write row 7: what stands there shows whether it was poisoned.
         assert torch.isnan(out[7]).all().item() is not poisoned_before
@@ -127,7 +127,7 @@ def test_replay_refuses_a_key_that_was_not_captured():
     step.capture(PLAIN)
     for refused in (TWIN, decode_key(4)):
         with pytest.raises(ReplayError, match="not among the 1 captured keys") as caught:
-            step.graphs.replay(refused, decode(2))
+            step.graphs.replay(step.graphs.ready(refused, decode(2)))
         assert caught.value.key == str(refused)
     with pytest.raises(ReplayError, match="not among"):
         step.graphs.poison(TWIN)
@@ -138,7 +138,7 @@ def test_replay_refuses_a_batch_outside_the_key(shape):
     step = Step()
     step.capture(PLAIN)
     with pytest.raises(ReplayError, match="outside the key"):
-        step.graphs.replay(PLAIN, shape)
+        step.graphs.replay(step.graphs.ready(PLAIN, shape))
     assert step.graphs.captured[PLAIN].replays == 0
 
 
@@ -150,20 +150,20 @@ def test_replay_refuses_inputs_that_moved_and_names_them():
         fields, positions=fields.positions.clone(), seq_lens=fields.seq_lens.clone()
     )
     with pytest.raises(ReplayError, match=r"seq_lens moved from .*, positions moved"):
-        step.graphs.replay(PLAIN, decode(8))
+        step.graphs.replay(step.graphs.ready(PLAIN, decode(8)))
     step.buffers.device_fields = fields
-    assert torch.isfinite(step.graphs.replay(PLAIN, decode(8))).all()
+    assert torch.isfinite(step.graphs.replay(step.graphs.ready(PLAIN, decode(8)))).all()
 
 
 def test_replay_refuses_extra_addresses_that_moved():
     cache = [torch.zeros(4)]
     step = Step(extra_addresses={"kv_cache": lambda: cache[0].data_ptr()})
     step.capture(PLAIN)
-    step.graphs.replay(PLAIN, decode(8))
+    step.graphs.replay(step.graphs.ready(PLAIN, decode(8)))
     cache.append(cache[0])
     cache[0] = torch.zeros(4)
     with pytest.raises(ReplayError, match="kv_cache moved"):
-        step.graphs.replay(PLAIN, decode(8))
+        step.graphs.replay(step.graphs.ready(PLAIN, decode(8)))
 
 
 def test_capture_refuses_a_key_twice_and_one_beyond_the_output():
@@ -215,7 +215,7 @@ def test_a_fault_in_the_third_of_eight_captures_names_its_key_and_spares_the_res
     assert list(step.graphs.keys) == keys[:2] + keys[3:]
     step.fill(5)
     for key in step.graphs.keys:
-        out = step.graphs.replay(key, decode(1)).clone()
+        out = step.graphs.replay(step.graphs.ready(key, decode(1))).clone()
         assert torch.equal(out, step.eager(key.num_tokens))
     step.capture(keys[2])
 
@@ -288,13 +288,15 @@ def test_capture_refuses_a_graph_whose_work_ran_where_nothing_records():
     def stray():
         on_a_thread(forward, lambda index: torch.inference_mode())
 
-    with pytest.raises(CaptureError, match="the graph is empty: no kernel") as caught:
+    with pytest.raises(CaptureError, match="invalid: empty, no kernel") as caught:
         step.graphs.capture(PLAIN, lambda: stray)
     assert caught.value.__cause__ is None
     assert step.graphs.keys == ()
     assert step.aborts == 1
     step.graphs.capture(PLAIN, lambda: lambda: on_a_thread(forward, step.recorder.enter))
-    assert torch.equal(step.graphs.replay(PLAIN, decode(8)).clone(), step.eager(8))
+    assert torch.equal(
+        step.graphs.replay(step.graphs.ready(PLAIN, decode(8))).clone(), step.eager(8)
+    )
 
 
 def test_capture_refuses_a_twin_that_lost_a_microbatch():

@@ -1,0 +1,77 @@
+import pytest
+
+from cgprof.config.schema import CaptureConfig, Limits, MicrobatchConfig, RunConfig, TwinPolicy
+from cgprof.errors import UnsupportedError
+from cgprof.graphs.plan_record import plan_record, resolve_plan
+from cgprof.shapes import CapturePolicy, GraphSupport
+
+LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=64)
+FULL = CapturePolicy.FULL
+
+
+def run(policy=FULL, *, limits=LIMITS, microbatch=None, **capture):
+    return RunConfig(
+        limits=limits,
+        capture=CaptureConfig(policy=policy, **capture),
+        microbatch=microbatch or MicrobatchConfig(),
+    )
+
+
+def modes(made):
+    return {one.label: (one.requested, one.effective, one.reason) for one in made.modes}
+
+
+def test_every_planned_key_that_runs_as_asked_says_so_without_a_reason():
+    made = plan_record(*resolve_plan(run(sizes=(1, 2, 8))))
+    assert set(modes(made)) == set(made.labels)
+    assert set(modes(made).values()) == {("FULL", "FULL", "")}
+
+
+@pytest.mark.parametrize(
+    "support", [GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE, GraphSupport.UNIFORM_BATCH]
+)
+def test_mode_that_the_backend_lowers_is_in_the_record_and_refused_when_strict(support):
+    made = plan_record(*resolve_plan(run(sizes=(1, 2, 8)), support))
+    reason = f"attention graph support is {support.name}, full needs ALWAYS"
+    assert (made.requested_policy, made.policy) == (FULL, CapturePolicy.FULL_DECODE_ONLY)
+    assert modes(made).pop("mixed batches") == ("FULL", "NONE", reason)
+    assert all(modes(made)[label] == ("FULL", "FULL", "") for label in made.labels)
+    with pytest.raises(UnsupportedError) as caught:
+        resolve_plan(run(sizes=(1, 2, 8), strict=True), support)
+    assert str(caught.value) == (
+        "capture.strict (--strict): full was asked for and full-decode-only would run: "
+        f"{reason}; change what was asked for, or leave --strict out"
+    )
+
+
+def test_size_that_gives_no_key_is_requested_full_and_runs_as_none():
+    policy = CapturePolicy.FULL_DECODE_ONLY
+    made = plan_record(*resolve_plan(run(policy, sizes=(8, 16, 128))))
+    too_large = "no decode step is so large: max_num_seqs is 8"
+    assert modes(made)["FULL-16"] == ("FULL", "NONE", too_large)
+    assert modes(made)["FULL-128"] == ("FULL", "NONE", "above max_num_batched_tokens 64")
+    with pytest.raises(UnsupportedError, match="size 16: no decode step is so large"):
+        resolve_plan(run(policy, sizes=(8, 16), strict=True))
+    with pytest.raises(UnsupportedError, match="size 128: above max_num_batched_tokens 64"):
+        resolve_plan(run(policy, sizes=(8, 128), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_size", "uncovered"),
+    [(12, 8, "9-12"), (20, 16, "17-20"), (300, 288, "289-300")],
+)
+def test_strict_refuses_a_ladder_whose_top_is_cut_off(max_num_seqs, max_size, uncovered):
+    limits = Limits(max_num_seqs=max_num_seqs)
+    with pytest.raises(UnsupportedError, match=f"decode batches {uncovered} would run eager"):
+        resolve_plan(run(limits=limits, max_size=max_size, strict=True))
+    _, plan = resolve_plan(run(limits=limits, max_size=max_size))
+    assert plan.uncovered_batches == tuple(range(max_size + 1, max_num_seqs + 1))
+    for whole in (None, max_num_seqs):
+        _, plan = resolve_plan(run(limits=limits, max_size=whole, strict=True))
+        assert plan.uncovered_batches == ()
+
+
+def test_strict_takes_what_the_twin_policy_leaves_out_as_asked_for():
+    split = MicrobatchConfig(enabled=True, decode_token_threshold=4, twins=TwinPolicy.TWIN_ONLY)
+    _, plan = resolve_plan(run(microbatch=split, sizes=(1, 2, 3, 4, 8), strict=True))
+    assert plan.skipped
