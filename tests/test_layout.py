@@ -22,7 +22,7 @@ MAY_TOUCH_CUDA = (
     "measure.clock",
     "measure.memory",
     "measure.nvml",
-    "engine.step",
+    "engine.tokens",
     "engine.worker",
 )
 

@@ -1,4 +1,4 @@
-"""What an attention backend does: store this step's keys and values, attend over the cache."""
+"""What an attention backend does: attend over the cache, this step's keys and values included."""
 
 from __future__ import annotations
 
@@ -23,18 +23,14 @@ class AttentionBackend(Protocol):
     def attend(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Writes key and value to their slots, then attends causally.
+        """Attends causally over keys and values that are in their slots.
 
         Args:
             query: [T, H, C].
-            key: [T, G, C].
-            value: [T, G, C].
-            kv_cache: This layer's cache [blocks, 2, S, G, C]; slot -1 writes nothing.
+            kv_cache: This layer's cache [blocks, 2, S, G, C].
             metadata: Token i of request r, with query length q and length s, sees positions
                 0 .. s - q + i.
 

@@ -1,4 +1,4 @@
-"""Attention over paged KV on the GPU: stores with one kernel, attends with one or two."""
+"""Attention over paged KV on the GPU, with one kernel or two."""
 
 from __future__ import annotations
 
@@ -65,24 +65,19 @@ class PagedAttention:
         )
 
         from cgprof.attention.paged_triton import attend_paged
-        from cgprof.kvcache.store_triton import store_kv
 
         self._attend_paged = attend_paged
-        self._store_kv = store_kv
 
     def attend(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Writes key and value to their slots, then attends causally; see `AttentionBackend`.
+        """Attends causally over the cache; see `AttentionBackend`.
 
         When `metadata.max_query_len` is 1, token i must be request i.
         """
-        self._store_kv(key, value, kv_cache, metadata.slot_mapping)
         if self._batch_invariant:
             return self._attend_paged(query, kv_cache, metadata, self._general_tile, 1)
         single_token = metadata.max_query_len == 1

@@ -70,7 +70,8 @@ def attention_kernel(
     the tokens past the last request are one request more, of length 0.
     """
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP_PADDED
-    tile = tl.program_id(0)
+    # Long tiles come first: under a causal mask a request's last tokens see the most.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
     num_parts = tl.num_programs(2)

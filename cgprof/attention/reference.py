@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from cgprof.batch.context import AttentionMetadata
-from cgprof.kvcache.store import store_kv
 from cgprof.shapes import GraphSupport
 
 # Query tokens of one request that share a gather of its keys, when a request may have several.
@@ -43,13 +42,10 @@ class ReferenceAttention:
     def attend(
         self,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
         kv_cache: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
-        """Writes key and value to their slots, then attends causally; see `AttentionBackend`."""
-        store_kv(key, value, kv_cache, metadata.slot_mapping)
+        """Attends causally over the cache; see `AttentionBackend`."""
         num_tokens, num_heads, head_dim = query.shape
         num_kv_heads = kv_cache.shape[3]
         group = num_heads // num_kv_heads

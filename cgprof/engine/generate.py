@@ -10,10 +10,9 @@ from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.engine.engine import serve
 from cgprof.engine.worker import Engine
 from cgprof.errors import ConfigError
-from cgprof.graphs.modes import resolve_policy
-from cgprof.graphs.plan import make_plan
+from cgprof.graphs.plan_record import resolve_plan
 from cgprof.models.tokenizer import Tokenizer
-from cgprof.shapes import GraphSupport, RuntimeMode
+from cgprof.shapes import RuntimeMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +92,7 @@ def generate_texts(
         for index, prompt in enumerate(prompts)
     ]
     run = _bounded(run, requests)
-    policy = resolve_policy(run.capture.policy, GraphSupport.ALWAYS).policy
-    plan = make_plan(policy, run.limits, run.capture, run.microbatch)
+    _, plan = resolve_plan(run)
     progress(f"building {model.name}")
     engine = Engine(run, model, plan)
     try:

@@ -17,35 +17,35 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-def sample(
-    logits: torch.Tensor, temperature: torch.Tensor, draws: torch.Tensor, *, any_random: bool
-) -> torch.Tensor:
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """Returns the largest logit's token of each row [r] i64; logits [r, V] of any float type."""
+    return logits.argmax(dim=-1)
+
+
+def sample(logits: torch.Tensor, temperature: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """Returns one token a row: the largest logit, or the inverse CDF of the softmax at the draw.
 
     Weights are summed as integers, so that no order of summation can change a token.
 
     Args:
-        logits: [r, V] float32.
+        logits: [r, V] of any float type.
         temperature: [r] float32; 0 means greedy, the lowest index of equal logits wins.
         draws: [r] float32 in [0, 1).
-        any_random: Whether any temperature is above 0; known on the host.
 
     Returns:
         [r] int64.
     """
-    greedy = logits.argmax(dim=-1)
-    if not any_random:
-        return greedy
     is_random = temperature > 0
     divisor = torch.where(is_random, temperature, 1.0).unsqueeze(1)
+    wide = logits.to(torch.float32)
     # The maximum goes first: a small temperature must not overflow.
-    scaled = (logits - logits.amax(dim=-1, keepdim=True)) / divisor
+    scaled = (wide - wide.amax(dim=-1, keepdim=True)) / divisor
     weights = (scaled.softmax(dim=-1) * 2.0**_WEIGHT_BITS).to(torch.int32)
     summed = weights.cumsum(dim=-1, dtype=torch.int32)
     ticks = (draws.unsqueeze(1) * 2.0**_DRAW_BITS).to(torch.int64)
     target = (ticks * summed[:, -1:] >> _DRAW_BITS).to(torch.int32)
     picked = torch.searchsorted(summed, target, right=True).squeeze(1)
-    return torch.where(is_random, picked.clamp(max=logits.shape[-1] - 1), greedy)
+    return torch.where(is_random, picked.clamp(max=logits.shape[-1] - 1), greedy(logits))
 
 
 def uniform_draws(seeds: NDArray[np.int64], positions: NDArray[np.integer]) -> NDArray[np.float32]:

@@ -12,55 +12,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from cgprof.batch.buffers import HostFields, InputBuffers
+from cgprof.batch.buffers import InputBuffers
 from cgprof.batch.context import AttentionMetadata, ForwardContext, Handoff, InputBatch
 from cgprof.batch.request import RequestTable
 from cgprof.config.schema import Limits, MicrobatchConfig
-from cgprof.engine.sampler import sample, uniform_draws
+from cgprof.engine.inputs import CLEAN, InputWriter, PaddingFill
+from cgprof.engine.sampler import greedy, sample
+from cgprof.engine.tokens import PendingTokens, TokenRing
 from cgprof.engine.types import PreparedStep, Step
 from cgprof.errors import ReplayError
 from cgprof.graphs.dispatch import decide, vote
-from cgprof.graphs.manager import GraphManager
+from cgprof.graphs.manager import CapturedGraph, GraphManager
 from cgprof.kvcache.block_table import BlockTable
-from cgprof.kvcache.slots import compute_slots, token_positions
 from cgprof.microbatch.runner import MicrobatchRunner
-from cgprof.microbatch.split import Microbatch, cut, fill, slice_context
+from cgprof.microbatch.split import Microbatch, slice_context
 from cgprof.models.decoder import Decoder
 from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision
-
-_TOKEN_SLOTS = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaddingFill:
-    """What padding rows hold besides slot -1 and length 0; zeros in every real step.
-
-    Checks put another request's values there: nothing of them may reach a real row.
-    """
-
-    input_id: int = 0
-    position: int = 0
-    block: int = 0
-
-
-CLEAN = PaddingFill()
-
-
-class PendingTokens:
-    """Sampled tokens on their way to the host; valid for the next few `finish` calls."""
-
-    def __init__(self, host: torch.Tensor, done: torch.cuda.Event | None) -> None:
-        self._host = host
-        self._done = done
-
-    def wait(self) -> NDArray[np.int64]:
-        """Waits for the copy and returns one token a request [r]."""
-        if self._done is not None:
-            self._done.synchronize()
-        tokens: NDArray[np.int64] = self._host.numpy()
-        return tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +65,7 @@ class StepRunner:
     ) -> None:
         self.model = model
         self.decisions: Counter[tuple[GraphKey, DecisionReason]] = Counter()
-        self._table = memory.table
-        self._block_table = memory.block_table
+        self.inputs = InputWriter(memory.table, memory.block_table, memory.buffers)
         self._buffers = memory.buffers
         self._output = memory.output
         self._graphs = graphs
@@ -109,7 +76,7 @@ class StepRunner:
         self._config = splitting.config
         self._known: dict[BatchShape, StepDecision] = {}
         self._known_keys: tuple[GraphKey, ...] = ()
-        self._tokens = _TokenRing(memory.buffers.max_num_reqs, memory.output.device)
+        self._tokens = TokenRing(memory.buffers.max_num_reqs, memory.output.device)
 
     def decide(self, step: Step) -> StepDecision:
         """Returns what this step runs as, by the rules that all ranks share."""
@@ -129,21 +96,26 @@ class StepRunner:
         """Writes the step's inputs, padded to the key, and uploads them in one copy.
 
         Raises:
-            ReplayError: The step does not fit the key, or the key does not fit the buffers.
+            ReplayError: The step does not fit the key, the key does not fit the buffers, or its
+                graph cannot be replayed.
         """
         key = decision.key
-        host, num_reqs, microbatches = self._write(step, key, padding)
+        written = self.inputs.write(step, key, padding)
+        graph: CapturedGraph | None = None
+        contexts: tuple[ForwardContext, ...] = ()
         if key.mode is RuntimeMode.FULL:
-            contexts: tuple[ForwardContext, ...] = ()
+            graph = self._graphs.ready(key, step.shape)
         else:
-            longest = int(host.seq_lens[:num_reqs].max()) if key.num_reqs is None else None
-            contexts = self._contexts(key, step.shape, microbatches, longest)
+            lens = written.host.seq_lens[: written.num_reqs]
+            longest = int(lens.max()) if key.num_reqs is None else None
+            contexts = self._contexts(key, step.shape, written.microbatches, longest)
         return PreparedStep(
             step=step,
             decision=decision,
+            graph=graph,
             contexts=contexts,
-            token_slices=tuple(microbatch.token_slice for microbatch in microbatches),
-            any_random=bool(host.temperature[: step.rows.size].any()),
+            token_slices=tuple(m.token_slice for m in written.microbatches),
+            any_random=written.any_random,
         )
 
     def launch(self, prepared: PreparedStep, *, count: bool = True) -> torch.Tensor:
@@ -151,31 +123,27 @@ class StepRunner:
 
         `count` adds the step to `decisions`; steps that only set up state do not count.
         """
-        key = prepared.decision.key
+        if prepared.graph is not None:
+            output = self._graphs.replay(prepared.graph)
+        else:
+            self._forward(prepared.contexts, prepared.token_slices)()
+            output = self._output[: prepared.decision.key.num_tokens]
         if count:
-            self.decisions[key, prepared.decision.reason] += 1
-        if key.mode is RuntimeMode.FULL:
-            return self._graphs.replay(key, prepared.step.shape)
-        self._forward(prepared.contexts, prepared.token_slices)()
-        return self._output[: key.num_tokens]
+            self.decisions[prepared.decision.key, prepared.decision.reason] += 1
+        return output
 
     def logits(self, prepared: PreparedStep, hidden: torch.Tensor) -> torch.Tensor:
         """Enqueues the scores [R, V] f32 of each request's last token, padding rows included."""
-        num_reqs = prepared.decision.key.num_reqs or prepared.step.shape.num_reqs
-        rows = self._buffers.device_fields.sample_rows[:num_reqs]
-        return self.model.logits(hidden.index_select(0, rows))
+        return self._scores(prepared, hidden).to(torch.float32)
 
     def finish(self, prepared: PreparedStep, hidden: torch.Tensor) -> PendingTokens:
         """Enqueues logits, sampling and the copy of the tokens to the host."""
-        fields = self._buffers.device_fields
-        logits = self.logits(prepared, hidden)
-        num_reqs = logits.shape[0]
-        tokens = sample(
-            logits,
-            fields.temperature[:num_reqs],
-            fields.draws[:num_reqs],
-            any_random=prepared.any_random,
-        )
+        scores = self._scores(prepared, hidden)
+        if prepared.any_random:
+            num_reqs, fields = scores.shape[0], self._buffers.device_fields
+            tokens = sample(scores, fields.temperature[:num_reqs], fields.draws[:num_reqs])
+        else:
+            tokens = greedy(scores)
         return self._tokens.send(tokens, prepared.step.shape.num_reqs)
 
     def capture_factory(self, key: GraphKey) -> Callable[[], Callable[[], None]]:
@@ -185,11 +153,20 @@ class StepRunner:
             nobody = np.zeros(0, np.int32)
             shape = BatchShape(num_reqs=0, num_tokens=0, max_query_len=0)
             step = Step(rows=nobody, query_lens=nobody, shape=shape)
-            _, _, microbatches = self._write(step, key, CLEAN)
-            contexts = self._contexts(key, shape, microbatches, None)
-            return self._forward(contexts, tuple(m.token_slice for m in microbatches))
+            parts = self.inputs.write(step, key, CLEAN).microbatches
+            contexts = self._contexts(key, shape, parts, None)
+            return self._forward(contexts, tuple(m.token_slice for m in parts))
 
         return make_forward
+
+    def _scores(self, prepared: PreparedStep, hidden: torch.Tensor) -> torch.Tensor:
+        """The same [R, V] in the model's dtype."""
+        num_reqs = prepared.decision.key.num_reqs or prepared.step.shape.num_reqs
+        if prepared.step.one_each:
+            all_rows = num_reqs == hidden.shape[0]
+            return self.model.scores(hidden if all_rows else hidden[:num_reqs])
+        rows = self._buffers.device_fields.sample_rows[:num_reqs]
+        return self.model.scores(hidden.index_select(0, rows))
 
     def _forward(
         self, contexts: Sequence[ForwardContext], token_slices: Sequence[slice]
@@ -207,91 +184,6 @@ class StepRunner:
         works = [work(c, rows) for c, rows in zip(contexts, token_slices, strict=True)]
         self._microbatches.park(works, self._enter)
         return self._microbatches.release
-
-    def _check_fit(self, key: GraphKey, shape: BatchShape) -> int:
-        """Returns the padded number of requests; these bounds guard the writes that follow."""
-        num_reqs = shape.num_reqs if key.num_reqs is None else key.num_reqs
-        tokens, reqs = self._buffers.max_num_tokens, self._buffers.max_num_reqs
-        if key.num_tokens > tokens or num_reqs > reqs:
-            raise ReplayError(str(key), f"the buffers hold {tokens} tokens and {reqs} requests")
-        if shape.num_tokens > key.num_tokens or shape.num_reqs > num_reqs:
-            raise ReplayError(
-                str(key), f"{shape.num_tokens} tokens of {shape.num_reqs} requests do not fit"
-            )
-        return num_reqs
-
-    def _write(
-        self, step: Step, key: GraphKey, padding: PaddingFill
-    ) -> tuple[HostFields, int, tuple[Microbatch, ...]]:
-        """Writes and uploads every field; returns the host's, the padded requests and the parts."""
-        num_reqs = self._check_fit(key, step.shape)
-        host = self._buffers.begin()
-        self._write_requests(host, step, num_reqs, padding)
-        self._write_tokens(host, step, key.num_tokens, padding)
-        microbatches = self._split(host, key, num_reqs, step.query_lens)
-        self._buffers.commit(num_reqs)
-        return host, num_reqs, microbatches
-
-    def _write_requests(
-        self, host: HostFields, step: Step, num_reqs: int, padding: PaddingFill
-    ) -> None:
-        rows, table, real = step.rows, self._table, step.rows.size
-        starts, lens = host.query_start_loc[: real + 1], host.seq_lens[:real]
-        starts[0] = 0
-        step.query_lens.cumsum(out=starts[1:])
-        np.add(table.num_computed[rows], step.query_lens, out=lens)
-        np.subtract(starts[1:], 1, out=host.sample_rows[:real])
-        temperature = table.temperature[rows]
-        host.temperature[:real] = temperature
-        # A greedy token needs no draw.
-        host.draws[:real] = uniform_draws(table.seed[rows], lens) if temperature.any() else 0
-        self._block_table.array.take(rows, axis=0, out=host.block_table[:real], mode="clip")
-        if real < num_reqs:
-            pad = slice(real, num_reqs)
-            host.query_start_loc[real + 1 : num_reqs + 1] = step.shape.num_tokens
-            host.seq_lens[pad] = 0
-            host.sample_rows[pad] = 0
-            host.temperature[pad] = 0
-            host.draws[pad] = 0
-            host.block_table[pad] = padding.block
-
-    def _write_tokens(
-        self, host: HostFields, step: Step, num_tokens: int, padding: PaddingFill
-    ) -> None:
-        rows, lens, real = step.rows, step.query_lens, step.shape.num_tokens
-        positions = host.positions[:real]
-        token_positions(self._table.num_computed[rows], lens, positions)
-        token_rows = np.repeat(rows, lens)
-        host.input_ids[:real] = self._table.token_ids[token_rows, positions]
-        compute_slots(
-            self._block_table.array,
-            token_rows,
-            positions,
-            self._limits.block_size,
-            host.slot_mapping[:real],
-        )
-        host.is_padding[:real] = False
-        if real < num_tokens:
-            pad = slice(real, num_tokens)
-            host.positions[pad] = padding.position
-            host.input_ids[pad] = padding.input_id
-            host.slot_mapping[pad] = -1
-            host.is_padding[pad] = True
-
-    def _split(
-        self, host: HostFields, key: GraphKey, num_reqs: int, query_lens: NDArray[np.int32]
-    ) -> tuple[Microbatch, ...]:
-        if key.num_microbatches == 1:
-            return ()
-        microbatches = cut(query_lens, key, num_reqs)
-        fill(
-            microbatches,
-            host.query_start_loc[: num_reqs + 1],
-            host.seq_lens[:num_reqs],
-            host.split_query_start_loc,
-            host.split_seq_lens,
-        )
-        return microbatches
 
     def _contexts(
         self,
@@ -337,25 +229,3 @@ class StepRunner:
             )
             for microbatch in microbatches
         )
-
-
-class _TokenRing:
-    """Host buffers for sampled tokens, used in turn."""
-
-    def __init__(self, max_num_reqs: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._host = [
-            torch.zeros(max_num_reqs, dtype=torch.int64, pin_memory=on_gpu)
-            for _ in range(_TOKEN_SLOTS)
-        ]
-        self._done = [torch.cuda.Event() if on_gpu else None for _ in range(_TOKEN_SLOTS)]
-        self._next = 0
-
-    def send(self, tokens: torch.Tensor, num_reqs: int) -> PendingTokens:
-        index = self._next
-        self._next = (index + 1) % _TOKEN_SLOTS
-        host, done = self._host[index][:num_reqs], self._done[index]
-        host.copy_(tokens[:num_reqs], non_blocking=True)
-        if done is not None:
-            done.record()
-        return PendingTokens(host, done)

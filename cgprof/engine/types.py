@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cgprof.batch.context import ForwardContext
+from cgprof.graphs.manager import CapturedGraph
 from cgprof.shapes import BatchShape, StepDecision
 
 
@@ -19,6 +20,11 @@ class Step:
     query_lens: NDArray[np.int32]  # [r]
     shape: BatchShape
 
+    @property
+    def one_each(self) -> bool:
+        """Whether every request runs one token, so that token i is of request i."""
+        return self.shape.max_query_len == 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedStep:
@@ -26,6 +32,7 @@ class PreparedStep:
 
     step: Step
     decision: StepDecision
-    contexts: tuple[ForwardContext, ...]  # one, or one a microbatch
+    graph: CapturedGraph | None  # what replays; None runs eager
+    contexts: tuple[ForwardContext, ...]  # of an eager step: one, or one a microbatch
     token_slices: tuple[slice, ...]  # each context's rows of the output
     any_random: bool  # whether a request samples, and not all are greedy

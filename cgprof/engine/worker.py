@@ -35,6 +35,8 @@ from cgprof.models.zoo import build_model, weight_bytes
 from cgprof.moe.dispatcher import LocalDispatcher
 from cgprof.shapes import DecisionReason, GraphKey, StepDecision
 
+_TOKEN_BYTES = 21  # of the input buffers: id, position, slot, padding
+
 
 class Engine:
     """One rank's engine. Use it inside `active()`, which makes its compute stream current."""
@@ -124,6 +126,10 @@ class Engine:
         config, limits = self.config, self.config.limits
         self.weights_bytes = weight_bytes(self.model_config, self.dtype)
         self._check_room(self.weights_bytes, "the weights")
+        width = -(-limits.max_model_len // limits.block_size)
+        largest = max((key.num_tokens for key in self.plan.keys), default=0)
+        num_tokens = max(limits.max_num_batched_tokens, largest)
+        self._check_step_room(num_tokens, width)
         self.model: Decoder = build_model(
             self.model_config,
             device=self.device,
@@ -133,9 +139,6 @@ class Engine:
             seed=config.seed,
         )
         self.backend = self._attention()
-        width = -(-limits.max_model_len // limits.block_size)
-        largest = max((key.num_tokens for key in self.plan.keys), default=0)
-        num_tokens = max(limits.max_num_batched_tokens, largest)
         self.output = torch.zeros(
             (num_tokens, self.model_config.hidden_size), dtype=self.dtype, device=self.device
         )
@@ -228,6 +231,18 @@ class Engine:
             raise DeviceError(
                 f"{what} of {self.model_config.name} take {needed} bytes, the device has {free} "
                 f"free of {total}; choose a smaller model or another --dtype"
+            )
+
+    def _check_step_room(self, num_tokens: int, blocks_per_request: int) -> None:
+        num_reqs = self.config.limits.max_num_seqs
+        hidden_bytes = self.model_config.hidden_size * self.dtype.itemsize
+        needed = num_tokens * (hidden_bytes + _TOKEN_BYTES) + 4 * num_reqs * blocks_per_request
+        free, _ = device_memory(self.device)
+        if self.weights_bytes + needed > free:
+            raise DeviceError(
+                f"the buffers of a step of {num_tokens} tokens and {num_reqs} requests take "
+                f"{needed} bytes beside {self.weights_bytes} of weights, the device has {free} "
+                "free; lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
             )
 
     def _microbatch_runner(self) -> MicrobatchRunner:

@@ -111,6 +111,7 @@ class CudaRecorder:
     """
 
     kind: Literal["cuda"] = "cuda"
+    capture_error_mode: str | None = _CAPTURE_MODE
 
     def __init__(
         self,

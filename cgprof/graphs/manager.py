@@ -116,10 +116,10 @@ class GraphManager:
         graph.outputs.fill_(float("nan"))
         graph.poisoned = True
 
-    def replay(self, key: GraphKey, shape: BatchShape) -> torch.Tensor:
-        """Enqueues a key's graph for the batch in the buffers and returns its output rows [T, D].
+    def ready(self, key: GraphKey, shape: BatchShape) -> CapturedGraph:
+        """Returns a key's graph once all is checked that a replay for this batch relies on.
 
-        The first replay of a key poisons the rows, unless `poison` has done so.
+        Before the first replay of a key its rows are poisoned, unless `poison` has done so.
 
         Raises:
             ReplayError: Not captured, the shape is outside the key, or an address moved.
@@ -129,6 +129,13 @@ class GraphManager:
             raise self._refusal(key, shape)
         if not graph.poisoned:
             self.poison(key)
+        return graph
+
+    def replay(self, graph: CapturedGraph) -> torch.Tensor:
+        """Enqueues a graph that is `ready` for the batch in the buffers; its output rows [T, D].
+
+        Nothing is checked here: between an idle device and its work every instruction counts.
+        """
         graph.recording.replay()
         graph.replays += 1
         return graph.outputs

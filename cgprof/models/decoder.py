@@ -1,4 +1,4 @@
-"""A decoder-only transformer over paged KV: Qwen3, Qwen3-MoE, and Llama with or without experts.
+"""A decoder-only transformer over paged KV: Qwen3, Qwen3-MoE, Mixtral, Llama and its mixture.
 
 A forward pass keeps no state on the model, so that microbatch threads may share it.
 """
@@ -68,10 +68,14 @@ class SelfAttention:
         backend: AttentionBackend,
     ) -> torch.Tensor:
         """Returns the attention output [T, D] of x [T, D]; writes this step's keys and values."""
-        query, key, value = self._heads.forward(
-            self._qkv.forward(x), context.batch.positions, rope_table
+        query = self._heads.forward(
+            self._qkv.forward(x),
+            context.batch.positions,
+            rope_table,
+            kv_cache,
+            context.attention.slot_mapping,
         )
-        attended = backend.attend(query, key, value, kv_cache, context.attention)
+        attended = backend.attend(query, kv_cache, context.attention)
         return self._out.forward(attended.reshape(x.shape[0], -1))
 
 
@@ -97,6 +101,7 @@ class DecoderLayer:
         if not config.is_moe:
             self._mlp = MLP(config, device=device, dtype=dtype, batch_invariant=batch_invariant)
             return
+        self._moe_name = "block_sparse_moe" if config.family == "mixtral" else "mlp"
         self._gate = Linear(
             config.num_experts, size, device=device, dtype=dtype, batch_invariant=batch_invariant
         )
@@ -111,8 +116,8 @@ class DecoderLayer:
         if self.moe is None:
             yield from self._mlp.named_weights(f"{prefix}.mlp")
         else:
-            yield f"{prefix}.mlp.gate.weight", self._gate.weight
-            yield from self.moe.named_weights(f"{prefix}.mlp")
+            yield f"{prefix}.{self._moe_name}.gate.weight", self._gate.weight
+            yield from self.moe.named_weights(f"{prefix}.{self._moe_name}")
 
     def feed_forward(self, x: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Returns the experts' or the dense part's output [T, D] of x [T, D]."""
@@ -207,10 +212,13 @@ class Decoder:
         """
         self._run(context, out, None)
 
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Returns the scores [r, V] of hidden [r, D] in the model's dtype."""
+        return linear(hidden, self._head, batch_invariant=self._batch_invariant)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Returns the scores [r, V] f32 of hidden [r, D]."""
-        scores = linear(hidden, self._head, batch_invariant=self._batch_invariant)
-        return scores.to(torch.float32)
+        return self.scores(hidden).to(torch.float32)
 
     def expert_usage(self, context: ForwardContext, out: torch.Tensor) -> torch.Tensor:
         """Returns how many distinct experts each MoE layer's real tokens hit [MoE layers] i64.

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from cgprof.config.schema import ModelConfig, RopeConfig
 from cgprof.errors import UnsupportedError
+from cgprof.kvcache.store import store_kv
 
 
 class Linear:
@@ -103,34 +104,47 @@ class QKNormRope:
             yield f"{prefix}.k_norm.weight", self._weights[1]
 
     def forward(
-        self, qkv: torch.Tensor, positions: torch.Tensor, rope_table: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns query [T, H, C], key [T, G, C] and value [T, G, C].
+        self,
+        qkv: torch.Tensor,
+        positions: torch.Tensor,
+        rope_table: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> torch.Tensor:
+        """Writes keys and values to their slots and returns the query [T, H, C].
 
-        On CUDA they are strided views of `qkv`, which is overwritten.
+        On CUDA it is a strided view of `qkv`, which is overwritten.
 
         Args:
             qkv: [T, (H + 2 G) * C].
             positions: [T].
             rope_table: From `make_rope_table`.
+            kv_cache: One layer [blocks, 2, S, G, C].
+            slot_mapping: [T] block * S + offset; -1 writes nothing.
         """
         num_heads, num_kv_heads = self._heads
         heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, self._head_dim)
-        if qkv.is_cuda:
-            from cgprof.models.layers_triton import qk_norm_rope_in_place
-
-            num_rotated = num_heads + num_kv_heads
-            qk_norm_rope_in_place(
-                heads, positions, rope_table, self._weights, (num_heads, num_rotated), self._eps
-            )
+        query: torch.Tensor
         query, key, value = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
         if qkv.is_cuda:
-            return query, key, value
+            from cgprof.models.heads_triton import norm_rotate_store
+
+            norm_rotate_store(
+                heads,
+                positions,
+                rope_table,
+                self._weights,
+                kv_cache,
+                slot_mapping,
+                eps=self._eps,
+            )
+            return query
         if self._weights is not None:
             query = rms_norm_plain(query, self._weights[0], self._eps)
             key = rms_norm_plain(key, self._weights[1], self._eps)
         angles = rope_table.index_select(0, positions)
-        return rotate_plain(query, angles), rotate_plain(key, angles), value
+        store_kv(rotate_plain(key, angles), value, kv_cache, slot_mapping)
+        return rotate_plain(query, angles)
 
 
 def make_rope_table(config: ModelConfig, device: torch.device) -> torch.Tensor:

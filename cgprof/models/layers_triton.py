@@ -1,4 +1,4 @@
-"""Add and norm, per-head norm and rotation, and SwiGLU, each in one launch.
+"""Add and norm, and SwiGLU, each in one launch.
 
 One program works on whole rows with a fixed tile, so that a row never depends on the batch.
 """
@@ -9,7 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-_HEADS_PER_PROGRAM = 4
 _SWIGLU_COLUMNS = 1024
 _ELEMENTS_PER_WARP = 256
 
@@ -38,46 +37,6 @@ def _add_rms_norm_kernel(
     normed = (wide * scale).to(residual.dtype.element_ty).to(tl.float32)
     value = normed * tl.load(weight + columns, mask=wanted, other=0.0).to(tl.float32)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=wanted)
-
-
-@triton.jit(do_not_specialize_on_alignment=["positions"])
-def _qk_norm_rope_kernel(
-    heads,  # [T, H + 2 G, C], the first NUM_ROTATED heads are overwritten
-    positions,  # [T]
-    rope_table,  # [positions, C]
-    weights,  # [2, C]
-    eps,
-    NORM: tl.constexpr,
-    NUM_QUERY: tl.constexpr,
-    NUM_ROTATED: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    column = tl.arange(0, BLOCK_HALF)
-    inside = column < HALF
-    wanted = (head < NUM_ROTATED)[:, None] & inside[None, :]
-    at = heads + (token * NUM_HEADS + head)[:, None] * (2 * HALF) + column[None, :]
-    first = tl.load(at, mask=wanted, other=0.0).to(tl.float32)
-    second = tl.load(at + HALF, mask=wanted, other=0.0).to(tl.float32)
-    if NORM:
-        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
-        scale = (1.0 / tl.sqrt(squares / (2 * HALF) + eps))[:, None]
-        row = (head >= NUM_QUERY).to(tl.int32)[:, None] * (2 * HALF)
-        w_at = weights + row + column[None, :]
-        w_first = tl.load(w_at, mask=wanted, other=0.0).to(tl.float32)
-        w_second = tl.load(w_at + HALF, mask=wanted, other=0.0).to(tl.float32)
-        kind = heads.dtype.element_ty
-        first = ((first * scale).to(kind).to(tl.float32) * w_first).to(kind).to(tl.float32)
-        second = ((second * scale).to(kind).to(tl.float32) * w_second).to(kind).to(tl.float32)
-    table_at = rope_table + tl.load(positions + token) * (2 * HALF) + column
-    cos = tl.load(table_at, mask=inside, other=0.0)[None, :]
-    sin = tl.load(table_at + HALF, mask=inside, other=0.0)[None, :]
-    tl.store(at, (first * cos - second * sin).to(heads.dtype.element_ty), mask=wanted)
-    tl.store(at + HALF, (second * cos + first * sin).to(heads.dtype.element_ty), mask=wanted)
 
 
 @triton.jit
@@ -119,43 +78,6 @@ def add_rms_norm_fused(
         num_warps=min(16, max(1, block // _ELEMENTS_PER_WARP)),
     )
     return out
-
-
-def qk_norm_rope_in_place(
-    heads: torch.Tensor,
-    positions: torch.Tensor,
-    rope_table: torch.Tensor,
-    weights: torch.Tensor | None,
-    num_query_and_rotated: tuple[int, int],
-    eps: float,
-) -> None:
-    """Norms and rotates the query and key heads of heads [T, H + 2 G, C] where they lie.
-
-    Args:
-        heads: Contiguous.
-        positions: [T].
-        rope_table: [positions, C] f32, cosines then sines.
-        weights: [2, C] of query and key norms, or None for no norm.
-        num_query_and_rotated: H and H + G.
-        eps: Of the norms.
-    """
-    num_tokens, num_heads, head_dim = heads.shape
-    num_query, num_rotated = num_query_and_rotated
-    _qk_norm_rope_kernel[(num_tokens, triton.cdiv(num_rotated, _HEADS_PER_PROGRAM))](
-        heads,
-        positions,
-        rope_table,
-        heads if weights is None else weights,
-        eps,
-        NORM=weights is not None,
-        NUM_QUERY=num_query,
-        NUM_ROTATED=num_rotated,
-        NUM_HEADS=num_heads,
-        HALF=head_dim // 2,
-        BLOCK_H=_HEADS_PER_PROGRAM,
-        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
-        num_warps=1,
-    )
 
 
 def silu_and_mul_fused(gate_up: torch.Tensor) -> torch.Tensor:

@@ -31,13 +31,13 @@ def _gate_up_kernel(
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    block = tl.program_id(0)
+    block = tl.program_id(1)
     expert = tl.load(block_experts + block)
     if expert < 0:
         return
     rows = tl.load(block_rows + block * BLOCK_M + tl.arange(0, BLOCK_M))
     real = (rows < num_rows)[:, None]
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     wanted = (columns < FFN)[None, :]
     depth = tl.arange(0, BLOCK_K)
     x_at = hidden + (rows // TOP_K).to(tl.int64)[:, None] * HIDDEN + depth[None, :]
@@ -83,14 +83,14 @@ def _down_kernel(
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    block = tl.program_id(0)
+    block = tl.program_id(1)
     expert = tl.load(block_experts + block)
     if expert < 0:
         return
     rows = tl.load(block_rows + block * BLOCK_M + tl.arange(0, BLOCK_M))
     inside_rows = rows < num_rows
     real = inside_rows[:, None]
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     wanted = (columns < HIDDEN)[None, :]
     depth = tl.arange(0, BLOCK_K)
     x_at = activated + rows.to(tl.int64)[:, None] * FFN + depth[None, :]
@@ -165,7 +165,8 @@ def run_experts(
     parts = hidden.new_empty(num_rows, hidden_size)
     sums = torch.empty_like(hidden)
     tile = tiles.gate_up
-    _gate_up_kernel[(num_blocks, triton.cdiv(ffn_size, tile.columns))](
+    # A block's columns run side by side, so that its rows are read from memory once.
+    _gate_up_kernel[(triton.cdiv(ffn_size, tile.columns), num_blocks)](
         hidden,
         gate_up,
         block_rows,
@@ -183,7 +184,7 @@ def run_experts(
         num_stages=tile.num_stages,
     )
     tile = tiles.down
-    _down_kernel[(num_blocks, triton.cdiv(hidden_size, tile.columns))](
+    _down_kernel[(triton.cdiv(hidden_size, tile.columns), num_blocks)](
         activated,
         down,
         weights,

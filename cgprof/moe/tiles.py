@@ -35,18 +35,18 @@ _STREAM_16 = ExpertTiles(
 )
 _STREAM_32 = ExpertTiles(
     rows=32,
-    gate_up=MatmulTile(columns=32, depth=128, num_warps=4, num_stages=4),
+    gate_up=MatmulTile(columns=64, depth=128, num_warps=4, num_stages=3),
     down=MatmulTile(columns=64, depth=128, num_warps=4, num_stages=4),
 )
 _WIDE_64 = ExpertTiles(
     rows=64,
-    gate_up=MatmulTile(columns=64, depth=64, num_warps=4, num_stages=4),
+    gate_up=MatmulTile(columns=64, depth=64, num_warps=4, num_stages=3),
     down=MatmulTile(columns=128, depth=64, num_warps=4, num_stages=4),
 )
 _WIDE_128 = ExpertTiles(
     rows=128,
-    gate_up=MatmulTile(columns=64, depth=64, num_warps=8, num_stages=4),
-    down=MatmulTile(columns=128, depth=64, num_warps=8, num_stages=4),
+    gate_up=MatmulTile(columns=128, depth=64, num_warps=8, num_stages=4),
+    down=MatmulTile(columns=256, depth=64, num_warps=8, num_stages=4),
 )
 _SINGLE_PRECISION = ExpertTiles(
     rows=16,

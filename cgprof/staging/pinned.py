@@ -23,6 +23,7 @@ class StagingPool:
         self._read = [torch.cuda.Event() for _ in range(depth)] if pin else None
         self._used = [False] * depth
         self._next = 0
+        self._prefixes: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
     def acquire(self) -> tuple[int, NDArray[np.uint8]]:
         """Returns a slot's index and its bytes; the bytes hold what an earlier step left."""
@@ -34,7 +35,11 @@ class StagingPool:
 
     def upload(self, index: int, num_bytes: int, target: torch.Tensor) -> None:
         """Enqueues one copy of the slot's first `num_bytes` into `target`."""
-        target[:num_bytes].copy_(self._slots[index][:num_bytes], non_blocking=True)
+        prefix = self._prefixes.get((index, num_bytes))
+        if prefix is None or prefix[0] is not target:
+            prefix = (target, target[:num_bytes], self._slots[index][:num_bytes])
+            self._prefixes[index, num_bytes] = prefix
+        prefix[1].copy_(prefix[2], non_blocking=True)
         if self._read is not None:
             self._read[index].record()
             self._used[index] = True

@@ -1,4 +1,4 @@
-"""Compiles this room's and kvcache's kernels for sm_90 without a GPU; prints one JSON line each."""
+"""Compiles this room's kernels for sm_90 without a GPU; prints one JSON line each."""
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -6,7 +6,6 @@ from triton.compiler import ASTSource
 
 from cgprof.attention.paged_triton import attention_kernel, merge_kernel
 from cgprof.attention.tiles import MAX_SPLITS, Tile, choose_tile
-from cgprof.kvcache.store_triton import store_kernel
 from tests.support.interpreter import report
 
 TYPES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -78,8 +77,6 @@ def main() -> None:
         )
         attention(dtype, tile, group, head_dim, split)
     show("merge", merge_kernel, {"HEAD_DIM": 128, "MAX_PARTS": MAX_SPLITS}, dtype="bf16")
-    sizes = {"BLOCK_SIZE": 16, "WIDTH": 512, "WIDTH_PADDED": 512}
-    show("store", store_kernel, sizes, dtype="bf16")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,14 @@
 import torch
 
 from cgprof.attention.paged import PagedAttention
-from tests.support.attention import BATCHES, Dims, PagedBatch, differences, named_batch
+from tests.support.attention import (
+    BATCHES,
+    Dims,
+    PagedBatch,
+    differences,
+    named_batch,
+    store_and_attend,
+)
 from tests.support.interpreter import accept_loop_bounds, report
 
 # bf16 dots are wrong in the interpreter.
@@ -34,7 +41,7 @@ def attend(batch: PagedBatch, dims: Dims, invariant: bool) -> torch.Tensor:
         dtype=batch.query.dtype,
         batch_invariant=invariant,
     )
-    return backend.attend(batch.query, batch.key, batch.value, batch.kv_cache, batch.metadata)
+    return store_and_attend(backend, batch)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from tests.support.attention import (
     drop_requests,
     make_batch,
     named_batch,
+    store_and_attend,
 )
 from tests.support.interpreter import run_module
 
@@ -38,7 +39,7 @@ def test_kernels_equal_dense_attention_in_the_interpreter():
 @pytest.mark.slow
 def test_kernels_compile_for_sm_90_within_its_shared_memory():
     facts = run_module("tests.attention.compiled_kernels", interpret=False)
-    assert len(facts) == 6
+    assert len(facts) == 5
     for name, kernel in facts.items():
         assert kernel["shared_bytes"] <= 227 * 1024, (name, kernel)
         if "bf16" in name or "fp16" in name:
@@ -54,7 +55,7 @@ def _attend(batch: PagedBatch, dims: Dims, *, invariant: bool = False) -> torch.
         dtype=batch.query.dtype,
         batch_invariant=invariant,
     )
-    return backend.attend(batch.query, batch.key, batch.value, batch.kv_cache, batch.metadata)
+    return store_and_attend(backend, batch)
 
 
 def _check(batch: PagedBatch, out: torch.Tensor) -> None:
@@ -121,9 +122,7 @@ def test_kernels_on_the_device_equal_the_reference_for_a_long_prefill():
         dense=[(keys.cuda(), values.cuda()) for keys, values in batch.dense],
         metadata=_on_device(batch),
     )
-    expected = ReferenceAttention().attend(
-        batch.query, batch.key, batch.value, batch.kv_cache, batch.metadata
-    )
+    expected = store_and_attend(ReferenceAttention(), batch)
     out = _attend(batch, QWEN)
     torch.testing.assert_close(out, expected, rtol=2**-6, atol=2**-8)
     _check(batch, out)

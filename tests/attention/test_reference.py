@@ -15,12 +15,13 @@ from tests.support.attention import (
     drop_requests,
     make_batch,
     named_batch,
+    store_and_attend,
 )
 
 
 def _attend(batch: PagedBatch, chunk_tokens: int = 128) -> torch.Tensor:
     backend = ReferenceAttention(chunk_tokens)
-    return backend.attend(batch.query, batch.key, batch.value, batch.kv_cache, batch.metadata)
+    return store_and_attend(backend, batch)
 
 
 def _clone(batch: PagedBatch) -> PagedBatch:

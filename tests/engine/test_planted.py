@@ -6,15 +6,16 @@ import re
 import threading
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 
 from cgprof.accuracy.parity import ParityChecker
+from cgprof.engine.live import make_step
 from cgprof.errors import CaptureError, MicrobatchError, RecordingError, ReplayError
 from cgprof.graphs.dispatch import eager_key
-from cgprof.shapes import BatchShape
 from tests.support.builders import build_engine, captured_engine, tiny_run
-from tests.support.graphs import decode, decode_key
+from tests.support.graphs import decode_key
 from tests.support.planted import (
     around_pass,
     asks_the_host,
@@ -130,7 +131,7 @@ def test_capture_that_fails_with_its_microbatches_parked_frees_them(device):
 @on_devices
 def test_work_that_ran_elsewhere_leaves_an_empty_graph(device):
     # On a stream that is not captured, CUDA refuses the first memory that the pass takes.
-    words = {"cpu": "the graph is empty", "cuda": "(the graph is empty|.*outside the recording)"}
+    words = {"cpu": "invalid: empty,", "cuda": "(invalid: empty,|.*outside the recording)"}
     with engine_on(device, dbo=False) as engine:
         with (
             nothing_left_behind(engine),
@@ -215,7 +216,7 @@ def test_input_that_an_allocation_moved_is_named_before_anything_is_launched(dev
     run = tiny_run(device=device, dbo=True)
     with captured_engine(run) as engine:
         for key in engine.graphs.keys:
-            prepared = engine.runner.prepare(engine.live_step(key), engine.decision_for(key))
+            step, decision = engine.live_step(key), engine.decision_for(key)
             fields, replays = engine.buffers.device_fields, engine.graphs.captured[key].replays
             for name in ("positions", "block_table", "split_seq_lens"):
                 moved = {name: getattr(fields, name).clone()}
@@ -226,7 +227,7 @@ def test_input_that_an_allocation_moved_is_named_before_anything_is_launched(dev
                         ReplayError, match=f"^replay of {key} refused: {name} moved from 0x"
                     ),
                 ):
-                    engine.runner.launch(prepared)
+                    engine.runner.prepare(step, decision)
                 engine.buffers.device_fields = fields
             assert engine.graphs.captured[key].replays == replays
         check_replays(engine)
@@ -236,13 +237,13 @@ def test_input_that_an_allocation_moved_is_named_before_anything_is_launched(dev
 def test_view_that_was_pointed_elsewhere_in_place_is_named(device):
     with captured_engine(tiny_run(device=device)) as engine:
         key = engine.graphs.keys[0]
-        prepared = engine.runner.prepare(engine.live_step(key), engine.decision_for(key))
+        step, decision = engine.live_step(key), engine.decision_for(key)
         positions = engine.buffers.device_fields.positions
         at_home = positions.clone()
         at_home.set_(positions)
         positions.set_(positions.clone())
         with pytest.raises(ReplayError, match="positions moved"):
-            engine.runner.launch(prepared)
+            engine.runner.prepare(step, decision)
         positions.set_(at_home)
         check_replays(engine)
 
@@ -251,10 +252,10 @@ def test_view_that_was_pointed_elsewhere_in_place_is_named(device):
 def test_cache_that_was_bound_anew_is_named(device):
     with captured_engine(tiny_run(device=device, dbo=True)) as engine:
         key = engine.graphs.keys[0]
-        prepared = engine.runner.prepare(engine.live_step(key), engine.decision_for(key))
+        step, decision = engine.live_step(key), engine.decision_for(key)
         engine.model.bind_cache(engine.kv_cache.clone(), engine.backend)
         with pytest.raises(ReplayError, match="kv_cache moved"):
-            engine.runner.launch(prepared)
+            engine.runner.prepare(step, decision)
         engine.model.bind_cache(engine.kv_cache, engine.backend)
         check_replays(engine)
 
@@ -265,19 +266,13 @@ def test_replay_of_another_shape_or_an_uncaptured_key_is_refused_by_name(device)
         step = engine.live_step(decode_key(4))
         for key in (decode_key(3), decode_key(7, num_microbatches=2)):
             short = engine.live.step([1] * 3)
-            prepared = engine.runner.prepare(short, engine.decision_for(key))
             with pytest.raises(ReplayError, match=f"{key} refused: it is not among the"):
-                engine.runner.launch(prepared)
-        prepared = engine.runner.prepare(step, engine.decision_for(decode_key(4)))
-        outside = (
-            decode(5),
-            BatchShape(num_reqs=2, num_tokens=4, max_query_len=2),
-            BatchShape(num_reqs=1, num_tokens=1, max_query_len=1, num_prefills=1),
-        )
-        for shape in outside:
-            other = dataclasses.replace(prepared, step=dataclasses.replace(step, shape=shape))
+                engine.runner.prepare(short, engine.decision_for(key))
+        rows, ones = step.rows, np.ones(1, np.int32)
+        pairs = make_step(rows[:2], np.full(2, 2, np.int32), num_prefills=0)
+        for outside in (pairs, make_step(rows[:1], ones, num_prefills=1)):
             with pytest.raises(ReplayError, match="refused: the batch is outside the key"):
-                engine.runner.launch(other)
+                engine.runner.prepare(outside, engine.decision_for(decode_key(4)))
         with pytest.raises(ReplayError, match="do not fit"):
             engine.runner.prepare(engine.live.step([1] * 5), engine.decision_for(decode_key(4)))
         check_replays(engine)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import stats
 
-from cgprof.engine.sampler import sample, uniform_draws
+from cgprof.engine.sampler import greedy, sample, uniform_draws
 
 CPU_AND_GPU = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -53,8 +53,7 @@ def test_greedy_takes_the_lowest_of_equal_logits(device):
     logits[1, [70, 900]] = 2.0
     logits[2, 4095] = 1.0
     zeros = torch.zeros(3, device=device)
-    for any_random in (False, True):
-        tokens = sample(logits, zeros, zeros, any_random=any_random)
+    for tokens in (greedy(logits), sample(logits, zeros, zeros)):
         assert tokens.tolist() == [0, 70, 4095]
         assert tokens.dtype == torch.int64
 
@@ -67,7 +66,6 @@ def test_random_tokens_follow_the_softmax(device):
         logits.expand(count, 5),
         torch.full((count,), temperature, device=device),
         torch.from_numpy(draws_of(11, count)).to(device),
-        any_random=True,
     )
     expected = (logits / temperature).softmax(0).cpu().double().numpy()
     observed = np.bincount(tokens.cpu().numpy(), minlength=5)
@@ -77,14 +75,14 @@ def test_random_tokens_follow_the_softmax(device):
 def test_token_is_the_inverse_cdf_at_the_draw():
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(4, 3)
     draws = torch.tensor([0.0, 0.4999, 0.5001, 0.7501])
-    assert sample(logits, torch.ones(4), draws, any_random=True).tolist() == [0, 0, 1, 2]
+    assert sample(logits, torch.ones(4), draws).tolist() == [0, 0, 1, 2]
 
 
 def test_token_of_no_weight_is_never_drawn():
     logits = torch.full((2, 50_000), -200.0)
     logits[:, 10:30_000] = 0.0
     draws = torch.tensor([0.0, 1 - 2.0**-24])
-    first, last = sample(logits, torch.ones(2), draws, any_random=True).tolist()
+    first, last = sample(logits, torch.ones(2), draws).tolist()
     assert first == 10
     assert last == 29_999
 
@@ -94,10 +92,10 @@ def test_rows_of_both_kinds_do_not_change_each_other():
     logits = torch.randn(6, 300, generator=generator)
     temperature = torch.tensor([0.0, 1.0, 0.0, 0.3, 5.0, 1e-30])
     draws = torch.from_numpy(draws_of(4, 6))
-    together = sample(logits, temperature, draws, any_random=True)
+    together = sample(logits, temperature, draws)
     for row in range(6):
         part = slice(row, row + 1)
-        alone = sample(logits[part], temperature[part], draws[part], any_random=True)
+        alone = sample(logits[part], temperature[part], draws[part])
         assert alone.item() == together[row].item()
     greedy = logits.argmax(-1)
     assert together[[0, 2, 5]].tolist() == greedy[[0, 2, 5]].tolist()
@@ -106,9 +104,7 @@ def test_rows_of_both_kinds_do_not_change_each_other():
 def test_sequence_of_one_seed_varies_over_positions():
     logits = torch.zeros(64, 1000)
     tokens = [
-        sample(
-            logits, torch.ones(64), torch.from_numpy(draws_of(seed, 64)), any_random=True
-        ).tolist()
+        sample(logits, torch.ones(64), torch.from_numpy(draws_of(seed, 64))).tolist()
         for seed in (1, 1, 2)
     ]
     assert len(set(tokens[0])) > 30

@@ -14,6 +14,7 @@ from tests.support.models import RefuseHostReads, make_context, make_model, run_
 LLAMA = tiny_model(num_experts=0, hidden_size=72, num_heads=9, num_kv_heads=3).model_copy(
     update={"family": "llama", "qk_norm": False}
 )
+MIXTRAL = tiny_model(experts_per_token=3).model_copy(update={"family": "mixtral", "qk_norm": False})
 LLAMA3 = RopeConfig(
     kind="llama3",
     theta=100.0,
@@ -26,7 +27,7 @@ PROMPTS = [[5, 9, 2, 2, 77, 30, 1], [3], [100 - t for t in range(19)]]
 
 
 def transformers_config(card):
-    from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
+    from transformers import LlamaConfig, MixtralConfig, Qwen3Config, Qwen3MoeConfig
 
     shared = {
         "vocab_size": card.vocab_size,
@@ -51,6 +52,10 @@ def transformers_config(card):
         }
     if card.family == "llama":
         return LlamaConfig(**shared)
+    if card.family == "mixtral":
+        experts = {"num_local_experts": card.num_experts, "sliding_window": None}
+        experts |= {"num_experts_per_tok": card.experts_per_token}
+        return MixtralConfig(**shared | experts | {"intermediate_size": card.expert_ffn_size})
     if not card.is_moe:
         return Qwen3Config(**shared)
     return Qwen3MoeConfig(
@@ -64,19 +69,24 @@ def transformers_config(card):
     )
 
 
-def checkpoint_names(state):
+def checkpoint_names(state, family):
     """A transformers state with its stacked experts taken apart, as published checkpoints are."""
     parts = {}
+    gate_up_down = (
+        ("w1", "w3", "w2") if family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+    )
+    if family == "mixtral":
+        state = {name.replace(".mlp.", ".block_sparse_moe."): state[name] for name in state}
     for name, tensor in state.items():
         if name.endswith("experts.gate_up_proj"):
             for expert, rows in enumerate(tensor):
                 gate, up = rows.chunk(2)
                 stem = name.removesuffix("gate_up_proj") + str(expert)
-                parts[f"{stem}.gate_proj.weight"] = gate
-                parts[f"{stem}.up_proj.weight"] = up
+                parts[f"{stem}.{gate_up_down[0]}.weight"] = gate
+                parts[f"{stem}.{gate_up_down[1]}.weight"] = up
         elif name.endswith("experts.down_proj"):
             for expert, rows in enumerate(tensor):
-                parts[f"{name.removesuffix('down_proj')}{expert}.down_proj.weight"] = rows
+                parts[f"{name.removesuffix('down_proj')}{expert}.{gate_up_down[2]}.weight"] = rows
         else:
             parts[name] = tensor
     return parts
@@ -91,8 +101,9 @@ def checkpoint_names(state):
         tiny_model(num_experts=0, tied_embeddings=True),
         LLAMA,
         LLAMA.model_copy(update={"tied_embeddings": True, "rope": LLAMA3}),
+        MIXTRAL,
     ],
-    ids=["moe", "moe-unscaled", "dense", "dense-tied", "llama", "llama3-tied"],
+    ids=["moe", "moe-unscaled", "dense", "dense-tied", "llama", "llama3-tied", "mixtral"],
 )
 def test_logits_equal_transformers(card):
     from transformers import AutoModelForCausalLM
@@ -105,7 +116,7 @@ def test_logits_equal_transformers(card):
         else:
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
     ours = make_model(card, ReferenceAttention())
-    load_state(ours, checkpoint_names(theirs.state_dict()))
+    load_state(ours, checkpoint_names(theirs.state_dict(), card.family))
 
     histories = [list(prompt) for prompt in PROMPTS]
     computed = [0] * len(PROMPTS)
@@ -205,8 +216,9 @@ def on_gpu(card, dtype=torch.float32, batch_invariant=False):
         tiny_model(uniform_routing=True, experts_per_token=8),
         tiny_model(num_experts=0),
         LLAMA,
+        MIXTRAL,
     ],
-    ids=["moe", "moe-uniform", "dense", "llama"],
+    ids=["moe", "moe-uniform", "dense", "llama", "mixtral"],
 )
 @pytest.mark.parametrize("batch_invariant", [False, True])
 def test_cuda_forward_equals_cpu(card, batch_invariant):

@@ -92,7 +92,7 @@ def check_norm(num_tokens, size, dtype, device):
 
 
 def check_heads(num_tokens, head_dim, qk_norm, dtype, device):
-    from cgprof.models.layers_triton import qk_norm_rope_in_place
+    from cgprof.models.heads_triton import norm_rotate_store
 
     card = tiny_model(head_dim=head_dim, num_heads=6, num_kv_heads=3, qk_norm=qk_norm)
     part = QKNormRope(card, device=torch.device("cpu"), dtype=dtype)
@@ -104,14 +104,46 @@ def check_heads(num_tokens, head_dim, qk_norm, dtype, device):
     table = make_rope_table(card, torch.device("cpu"))
     qkv = normal(num_tokens, 12 * head_dim).to(dtype)
     positions = torch.arange(num_tokens) * 37 % 4000
-    expected = torch.cat(part.forward(qkv, positions, table), dim=1)
+    # Slots in no order, the first of every five none; other slots must keep their bits.
+    slots = (torch.arange(num_tokens) * 7 + 3) % (16 * (num_tokens + 1))
+    slots[::5] = -1
+    expected_cache = normal(num_tokens + 1, 2, 16, 3, head_dim).to(dtype)
+    cache = expected_cache.clone().to(device)
+    expected = part.forward(qkv, positions, table, expected_cache, slots)
     heads = qkv.clone().to(device).view(num_tokens, 12, head_dim)
     on_device = None if weights is None else weights.to(device)
-    qk_norm_rope_in_place(
-        heads, positions.to(device), table.to(device), on_device, (6, 9), card.norm_eps
+    norm_rotate_store(
+        heads,
+        positions.to(device),
+        table.to(device),
+        on_device,
+        cache,
+        slots.to(device),
+        eps=card.norm_eps,
     )
-    torch.testing.assert_close(heads.cpu(), expected, **tolerance(dtype))
-    assert torch.equal(heads.cpu()[:, 9:], expected[:, 9:])
+    torch.testing.assert_close(heads.cpu()[:, :6], expected, **tolerance(dtype))
+    assert torch.equal(heads.cpu()[:, 6:], qkv.view(num_tokens, 12, head_dim)[:, 6:])
+    torch.testing.assert_close(cache.cpu()[:, 0], expected_cache[:, 0], **tolerance(dtype))
+    assert torch.equal(cache.cpu()[:, 1], expected_cache[:, 1])
+    untouched = torch.ones(16 * (num_tokens + 1), dtype=torch.bool)
+    untouched[slots[slots >= 0]] = False
+    found, kept = cache.cpu()[:, 0].flatten(0, 1), expected_cache[:, 0].flatten(0, 1)
+    assert torch.equal(found[untouched], kept[untouched])
+
+
+@pytest.mark.gpu
+def test_heads_are_stored_past_two_to_the_31_elements():
+    from cgprof.models.heads_triton import norm_rotate_store
+
+    blocks = 2**31 // (2 * 16 * 4 * 128) + 8
+    cache = torch.zeros(blocks, 2, 16, 4, 128, dtype=torch.bfloat16, device="cuda")
+    heads = torch.ones(1, 16, 128, dtype=torch.bfloat16, device="cuda")
+    slots = torch.tensor([blocks * 16 - 1], device="cuda")
+    position = torch.zeros(1, dtype=torch.int64, device="cuda")
+    table = torch.ones(1, 128, device="cuda")
+    norm_rotate_store(heads, position, table, None, cache, slots, eps=1e-6)
+    assert cache[-1, 1, -1].eq(1).all()
+    assert cache[-1, 0, -1, :, 64:].eq(2).all()
 
 
 def check_swiglu(num_tokens, ffn_size, dtype, device):
@@ -184,29 +216,31 @@ def test_fixed_tiles_do_not_depend_on_the_batch_on_gpu(dtype):
 
 
 def test_layers_compile_for_hopper():
-    from cgprof.models.layers_triton import (
-        _add_rms_norm_kernel,
-        _qk_norm_rope_kernel,
-        _silu_and_mul_kernel,
-    )
+    from cgprof.models.heads_triton import _norm_rotate_store_kernel
+    from cgprof.models.layers_triton import _add_rms_norm_kernel, _silu_and_mul_kernel
     from cgprof.models.linear_triton import _linear_kernel
 
     rows = {"residual": "*bf16", "x": "*bf16", "weight": "*bf16", "out": "*bf16", "eps": "fp32"}
     compile_for_hopper(_add_rms_norm_kernel, rows, {"ADD": True, "SIZE": 2048, "BLOCK": 2048})
     compile_for_hopper(
-        _qk_norm_rope_kernel,
+        _norm_rotate_store_kernel,
         {
             "heads": "*bf16",
             "positions": "*i64",
             "rope_table": "*fp32",
             "weights": "*bf16",
+            "kv_cache": "*bf16",
+            "slot_mapping": "*i64",
             "eps": "fp32",
+            "stride_block": "i32",
+            "stride_kv": "i32",
+            "stride_slot": "i32",
         },
         {
             "NORM": True,
             "NUM_QUERY": 32,
-            "NUM_ROTATED": 36,
-            "NUM_HEADS": 40,
+            "NUM_KV": 4,
+            "BLOCK_SIZE": 16,
             "HALF": 64,
             "BLOCK_H": 4,
             "BLOCK_HALF": 64,

@@ -34,6 +34,23 @@ def test_route_equals_transformers(norm_topk):
     assert ids.dtype is torch.int32
 
 
+def test_route_with_weights_that_sum_to_one_equals_transformers_mixtral():
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
+
+    config = MixtralConfig(num_local_experts=8, num_experts_per_tok=2, hidden_size=16)
+    router = MixtralTopKRouter(config)
+    router.weight.copy_(torch.randn(8, 16))
+    logits, expected, expected_ids = router(torch.randn(9, 16))
+    none = torch.zeros(9, dtype=torch.bool)
+    weights, ids = route(logits, none, top_k=2, norm_topk=True)
+    assert torch.equal(weights, expected)
+    assert torch.equal(ids, expected_ids.int())
+    # The paper's wording: a softmax over the chosen scores alone.
+    chosen = torch.softmax(logits.gather(1, expected_ids), dim=-1)
+    torch.testing.assert_close(weights, chosen, rtol=1e-6, atol=1e-7)
+
+
 def test_route_gives_padding_no_expert():
     padding = torch.tensor([False, True, False])
     _, ids = route(distinct_logits(3, 8), padding, top_k=2, norm_topk=True)
@@ -86,13 +103,11 @@ def test_fused_router_compiles_for_hopper():
             "is_padding": "*i1",
             "weights": "*fp32",
             "expert_ids": "*i32",
-            "num_tokens": "i32",
         },
         {
             "NUM_EXPERTS": 128,
             "TOP_K": 8,
             "NORM_TOPK": True,
-            "BLOCK_T": 4,
             "BLOCK_E": 128,
             "BLOCK_K": 8,
         },

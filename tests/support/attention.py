@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from cgprof.attention.backend import AttentionBackend
 from cgprof.batch.context import AttentionMetadata
 from cgprof.kvcache.block_table import BlockTable
 from cgprof.kvcache.pool import BlockPool
@@ -212,6 +213,12 @@ def differences(batch: PagedBatch, out: torch.Tensor) -> dict[str, float]:
         "kv_wrong": int(torch.count_nonzero(keys != torch.cat([k for k, _ in batch.dense])))
         + int(torch.count_nonzero(values != torch.cat([v for _, v in batch.dense]))),
     }
+
+
+def store_and_attend(backend: AttentionBackend, batch: PagedBatch) -> torch.Tensor:
+    """The attention output once the batch's keys and values are in their slots."""
+    store_kv(batch.key, batch.value, batch.kv_cache, batch.metadata.slot_mapping)
+    return backend.attend(batch.query, batch.kv_cache, batch.metadata)
 
 
 def cut_batch(batch: PagedBatch, first: int, last: int) -> PagedBatch:

@@ -20,6 +20,8 @@ class FakeGpu:
     slowdown_bits: object = 0
     uuid_prefix: str = "GPU-"
     driver: object = "580.1"
+    power: object = 123_000
+    clock: object = 1_980
     capability: object = field(default="9.0")
 
     @property
@@ -71,6 +73,12 @@ class FakeNvml:
 
     def compute_capability(self, handle):
         return _value(handle.capability)
+
+    def power_milliwatts(self, handle):
+        return _value(handle.power)
+
+    def sm_clock_mhz(self, handle):
+        return _value(handle.clock)
 
     def slowdown_bits(self, handle):
         return _value(handle.slowdown_bits)

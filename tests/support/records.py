@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cgprof.config.schema import ModelConfig, RunConfig
+from cgprof.record.place import Environment
 from cgprof.record.types import (
-    Environment,
     GraphMemory,
     GraphRecord,
     LaunchStats,

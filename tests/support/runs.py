@@ -3,12 +3,11 @@
 import numpy as np
 
 from cgprof.config.schema import MicrobatchConfig, ModelConfig, RunConfig
+from cgprof.record.place import Device, Environment
 from cgprof.record.samples import SampleSink
 from cgprof.record.store import RunWriter
 from cgprof.record.types import (
     DecisionCount,
-    Device,
-    Environment,
     GraphMemory,
     GraphRecord,
     LaunchStats,

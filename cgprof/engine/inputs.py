@@ -1,0 +1,162 @@
+"""Writes a step's inputs on the host, padded to a key, and uploads them. No loop over requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cgprof.batch.buffers import HostFields, InputBuffers
+from cgprof.batch.request import RequestTable
+from cgprof.engine.sampler import uniform_draws
+from cgprof.engine.types import Step
+from cgprof.errors import ReplayError
+from cgprof.kvcache.block_table import BlockTable
+from cgprof.kvcache.slots import compute_slots, token_positions
+from cgprof.microbatch.split import Microbatch, cut, fill
+from cgprof.shapes import BatchShape, GraphKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingFill:
+    """What padding rows hold besides slot -1 and length 0; zeros in every real step.
+
+    Checks put another request's values there: nothing of them may reach a real row.
+    """
+
+    input_id: int = 0
+    position: int = 0
+    block: int = 0
+
+
+CLEAN = PaddingFill()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenInputs:
+    """What was written for a step."""
+
+    host: HostFields  # its views hold until the slot comes round again
+    num_reqs: int  # padding rows included
+    microbatches: tuple[Microbatch, ...]  # none for a plain key
+    any_random: bool  # whether a request samples, and not all are greedy
+
+
+class InputWriter:
+    """Fills the buffers from the requests' state."""
+
+    def __init__(self, table: RequestTable, block_table: BlockTable, buffers: InputBuffers) -> None:
+        self._table = table
+        self._block_table = block_table
+        self._buffers = buffers
+        self._ramp = np.arange(buffers.max_num_reqs + 1)
+
+    def write(self, step: Step, key: GraphKey, padding: PaddingFill) -> WrittenInputs:
+        """Writes every field, padded to the key, and uploads them in one copy.
+
+        Raises:
+            ReplayError: The step does not fit the key, or the key does not fit the buffers.
+        """
+        num_reqs = self._check_fit(key, step.shape)
+        host = self._buffers.begin()
+        computed = self._table.num_computed.take(step.rows)
+        any_random = self._write_requests(host, step, computed, num_reqs, padding)
+        self._write_tokens(host, step, computed, key.num_tokens, padding)
+        microbatches = self._split(host, key, num_reqs, step.query_lens)
+        self._buffers.commit(num_reqs)
+        return WrittenInputs(
+            host=host, num_reqs=num_reqs, microbatches=microbatches, any_random=any_random
+        )
+
+    def _check_fit(self, key: GraphKey, shape: BatchShape) -> int:
+        """Returns the padded number of requests; these bounds guard the writes that follow."""
+        num_reqs = shape.num_reqs if key.num_reqs is None else key.num_reqs
+        tokens, reqs = self._buffers.max_num_tokens, self._buffers.max_num_reqs
+        if key.num_tokens > tokens or num_reqs > reqs:
+            raise ReplayError(str(key), f"the buffers hold {tokens} tokens and {reqs} requests")
+        if shape.num_tokens > key.num_tokens or shape.num_reqs > num_reqs:
+            raise ReplayError(
+                str(key), f"{shape.num_tokens} tokens of {shape.num_reqs} requests do not fit"
+            )
+        return num_reqs
+
+    def _write_requests(
+        self,
+        host: HostFields,
+        step: Step,
+        computed: NDArray[np.int32],
+        num_reqs: int,
+        padding: PaddingFill,
+    ) -> bool:
+        rows, table, real = step.rows, self._table, step.rows.size
+        starts, lens = host.query_start_loc[: real + 1], host.seq_lens[:real]
+        if step.one_each:
+            starts[:] = self._ramp[: real + 1]
+            host.sample_rows[:real] = self._ramp[:real]
+        else:
+            starts[0] = 0
+            step.query_lens.cumsum(out=starts[1:])
+            np.subtract(starts[1:], 1, out=host.sample_rows[:real])
+        np.add(computed, step.query_lens, out=lens)
+        temperature = table.temperature.take(rows)
+        any_random = bool(temperature.any())
+        host.temperature[:real] = temperature
+        # A greedy token needs no draw.
+        host.draws[:real] = uniform_draws(table.seed[rows], lens) if any_random else 0
+        self._block_table.array.take(rows, axis=0, out=host.block_table[:real], mode="clip")
+        if real < num_reqs:
+            pad = slice(real, num_reqs)
+            host.query_start_loc[real + 1 : num_reqs + 1] = step.shape.num_tokens
+            host.seq_lens[pad] = 0
+            host.sample_rows[pad] = 0
+            host.temperature[pad] = 0
+            host.draws[pad] = 0
+            host.block_table[pad] = padding.block
+        return any_random
+
+    def _write_tokens(
+        self,
+        host: HostFields,
+        step: Step,
+        computed: NDArray[np.int32],
+        num_tokens: int,
+        padding: PaddingFill,
+    ) -> None:
+        rows, lens, real = step.rows, step.query_lens, step.shape.num_tokens
+        positions = host.positions[:real]
+        if step.one_each:
+            positions[:], token_rows = computed, rows
+        else:
+            token_positions(computed, lens, positions)
+            token_rows = np.repeat(rows, lens)
+        host.input_ids[:real] = self._table.token_ids[token_rows, positions]
+        compute_slots(
+            self._block_table.array,
+            token_rows,
+            positions,
+            self._block_table.block_size,
+            host.slot_mapping[:real],
+        )
+        host.is_padding[:real] = False
+        if real < num_tokens:
+            pad = slice(real, num_tokens)
+            host.positions[pad] = padding.position
+            host.input_ids[pad] = padding.input_id
+            host.slot_mapping[pad] = -1
+            host.is_padding[pad] = True
+
+    def _split(
+        self, host: HostFields, key: GraphKey, num_reqs: int, query_lens: NDArray[np.int32]
+    ) -> tuple[Microbatch, ...]:
+        if key.num_microbatches == 1:
+            return ()
+        microbatches = cut(query_lens, key, num_reqs)
+        fill(
+            microbatches,
+            host.query_start_loc[: num_reqs + 1],
+            host.seq_lens[:num_reqs],
+            host.split_query_start_loc,
+            host.split_seq_lens,
+        )
+        return microbatches
