@@ -65,6 +65,15 @@ class MicrobatchError(CgprofError):
         self.problem = problem
 
 
+class RankError(CgprofError):
+    """A rank failed, stopped answering, or is unlike the others."""
+
+    def __init__(self, rank: int, problem: str) -> None:
+        super().__init__(f"rank {rank}: {problem}")
+        self.rank = rank
+        self.problem = problem
+
+
 class RecordError(CgprofError):
     """A run folder is unreadable, or of another schema version."""
 

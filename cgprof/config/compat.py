@@ -33,6 +33,14 @@ def _dbo_needs_experts(run: RunConfig, model: ModelConfig) -> Iterator[ConfigErr
         )
 
 
+def _one_rank_only(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    if run.parallel.data_parallel_size > 1:
+        yield UnsupportedError(
+            spell("parallel.data_parallel_size"),
+            f"{run.parallel.data_parallel_size} ranks cannot be started yet; use 1",
+        )
+
+
 def _thresholds_fill_microbatches(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
     config = run.microbatch
     if not config.enabled:
@@ -135,6 +143,7 @@ def _longest_query(run: RunConfig) -> int:
 
 
 _RULES: tuple[Rule, ...] = (
+    _one_rank_only,
     _dbo_needs_experts,
     _thresholds_fill_microbatches,
     _block_size_is_power_of_two,

@@ -38,6 +38,28 @@ class ModelChoice(_Part):
     batch_invariant: bool = False  # fixed tiles and no size-chosen split in our kernels
 
 
+class All2AllBackend(StrEnum):
+    """How tokens travel to the ranks of their experts; one rank always uses its own memory."""
+
+    ALLGATHER_REDUCESCATTER = "allgather-reducescatter"
+    ALL_TO_ALL = "all-to-all"
+    EXACT = "exact"
+
+
+class ParallelConfig(_Part):
+    """Who computes what: each data-parallel rank owns a share of the experts."""
+
+    data_parallel_size: Positive = 1
+    all2all_backend: All2AllBackend = All2AllBackend.ALL_TO_ALL
+    dispatch_capacity: Positive | None = None  # rows for one other rank a step; None: its tokens
+    verify_decisions: bool = False  # compare every decision's hash before it is launched
+    nccl_graph_mixing: bool = False  # several graphs and eager calls may share a communicator
+    comm_stream_priority: Annotated[int, Field(ge=-5, le=0)] = 0
+    nccl_max_ctas: Positive | None = None
+    replay_timeout_s: Annotated[float, Field(gt=0)] = 20
+    startup_timeout_s: Annotated[float, Field(gt=0)] = 600
+
+
 class Limits(_Part):
     """The scheduler's bounds; buffers are allocated once at these sizes."""
 
@@ -99,6 +121,7 @@ class RunConfig(_Part):
     """Everything that decides what a run does; its fingerprint names the run."""
 
     model: ModelChoice = ModelChoice()
+    parallel: ParallelConfig = ParallelConfig()
     limits: Limits = Limits()
     capture: CaptureConfig = CaptureConfig()
     microbatch: MicrobatchConfig = MicrobatchConfig()
