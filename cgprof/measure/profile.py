@@ -15,7 +15,7 @@ from cgprof.measure.accounting import DeviceReading, graph_memory, witness
 from cgprof.measure.capture_times import CaptureWatch, watched_capture
 from cgprof.measure.clock import Clock
 from cgprof.measure.launch import Turn, round_robin, sample_steps
-from cgprof.measure.memory import MemoryReader, used_bytes
+from cgprof.measure.memory import MemoryReader, old_objects_frozen, used_bytes
 from cgprof.measure.nvml import NvmlDevice
 from cgprof.measure.sampler import Peak, sampling
 from cgprof.measure.shortage import Shortage, largest_key, ran_out
@@ -63,18 +63,19 @@ def capture_keys(
 
     A key that fails yields a record with its failure, and the next key is captured.
     """
-    before = points.start = points.after_plain = points.after_twins = reader.read()
-    for key in engine.plan.keys:
-        progress(key)
-        with watched_capture() as watch:
-            record, before = _capture(engine, reader, points, key, before, watch)
-        record = record.model_copy(
-            update={"times": watch.times(), "capture_process_id": os.getpid()}
-        )
-        points.after_twins = before
-        if not key.is_twin:
-            points.after_plain = before
-        yield record
+    with old_objects_frozen():
+        before = points.start = points.after_plain = points.after_twins = reader.read()
+        for key in engine.plan.keys:
+            progress(key)
+            with watched_capture() as watch:
+                record, before = _capture(engine, reader, points, key, before, watch)
+            record = record.model_copy(
+                update={"times": watch.times(), "capture_process_id": os.getpid()}
+            )
+            points.after_twins = before
+            if not key.is_twin:
+                points.after_plain = before
+            yield record
 
 
 def memory_totals(
