@@ -106,8 +106,8 @@ class GraphKey:
     num_microbatches: int = 1
 
     def covers(self, shape: BatchShape) -> bool:
-        """Whether a batch of this shape, padded, fits this key."""
-        return (
+        """Whether a batch of this shape, padded, fits this key; an idle rank's fits any."""
+        return not shape.num_tokens or (
             shape.num_tokens <= self.num_tokens
             and (self.num_reqs is None or shape.num_reqs <= self.num_reqs)
             and (

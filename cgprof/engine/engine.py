@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from cgprof.batch.request import Request
-from cgprof.engine.types import PreparedStep
+from cgprof.engine.types import IDLE_STEP, PreparedStep
 from cgprof.engine.worker import Engine
+from cgprof.shapes import DecisionReason
 
 ChooseTokens = Callable[[PreparedStep, torch.Tensor], NDArray[np.int64]]
 
@@ -68,9 +69,13 @@ def _run(
                 scheduler.submit(request)
             submitted, under_way = submitted + len(started), under_way + len(started)
         step = scheduler.schedule()
-        if step is None:
+        if step is None and not runner.has_peers:
             return outputs
+        # A rank without work takes part until all are idle: the experts' exchange needs everyone.
+        step = step or IDLE_STEP
         decision = runner.decide(step)
+        if decision.reason is DecisionReason.IDLE:
+            return outputs
         if as_eager:
             decision = dataclasses.replace(decision, key=decision.key.as_eager())
         prepared = runner.prepare(step, decision)

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
 import torch
 
 from cgprof.batch.buffers import InputBuffers
@@ -20,7 +20,7 @@ from cgprof.config.schema import Limits, MicrobatchConfig
 from cgprof.engine.inputs import CLEAN, InputWriter, PaddingFill
 from cgprof.engine.sampler import greedy, sample
 from cgprof.engine.tokens import PendingTokens, TokenRing
-from cgprof.engine.types import PreparedStep, Step
+from cgprof.engine.types import IDLE_STEP, PreparedStep, Step
 from cgprof.errors import ReplayError
 from cgprof.graphs.dispatch import decide, vote
 from cgprof.graphs.manager import CapturedGraph, GraphManager
@@ -28,7 +28,7 @@ from cgprof.kvcache.block_table import BlockTable
 from cgprof.microbatch.runner import MicrobatchRunner
 from cgprof.microbatch.split import Microbatch, slice_context
 from cgprof.models.decoder import Decoder
-from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision
+from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision, StepVote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,16 @@ class Splitting:
     handoff: Handoff  # of whole steps
 
 
+class Exchange(Protocol):
+    """Shares each rank's vote with all of them; see `parallel.dp`."""
+
+    def start(self, vote: StepVote) -> None:
+        """Sends this rank's vote."""
+
+    def finish(self) -> Sequence[StepVote]:
+        """Returns all votes in rank order."""
+
+
 class StepRunner:
     """Runs steps over one set of buffers. Call everything on the engine's compute stream."""
 
@@ -62,6 +72,7 @@ class StepRunner:
         graphs: GraphManager,
         splitting: Splitting,
         limits: Limits,
+        exchange: Exchange | None = None,
     ) -> None:
         self.model = model
         self.decisions: Counter[tuple[GraphKey, DecisionReason]] = Counter()
@@ -74,20 +85,43 @@ class StepRunner:
         self._handoff = splitting.handoff
         self._limits = limits
         self._config = splitting.config
-        self._known: dict[BatchShape, StepDecision] = {}
+        self._exchange = exchange
+        self._votes: dict[BatchShape, StepVote] = {}
+        self._known: dict[tuple[StepVote, ...], StepDecision] = {}
         self._known_keys: tuple[GraphKey, ...] = ()
         self._tokens = TokenRing(memory.buffers.max_num_reqs, memory.output.device)
 
-    def decide(self, step: Step) -> StepDecision:
-        """Returns what this step runs as, by the rules that all ranks share."""
+    @property
+    def has_peers(self) -> bool:
+        """Whether other ranks take part in every step."""
+        return self._exchange is not None
+
+    def share(self, step: Step) -> tuple[StepVote, ...]:
+        """Returns all ranks' votes on their steps, this rank's among them.
+
+        Raises:
+            RankError: A rank does not answer, or is unlike the others.
+        """
         keys = self._graphs.keys
         if keys is not self._known_keys:
-            self._known_keys = keys
-            self._known = {}
-        decision = self._known.get(step.shape)
+            self._known_keys, self._known, self._votes = keys, {}, {}
+        own = self._votes.get(step.shape)
+        if own is None:
+            own = self._votes[step.shape] = vote(step.shape, keys, self._config)
+        if self._exchange is None:
+            return (own,)
+        self._exchange.start(own)
+        return tuple(self._exchange.finish())
+
+    def decide(self, step: Step, votes: tuple[StepVote, ...] | None = None) -> StepDecision:
+        """Returns what this step runs as, by the rules that all ranks share.
+
+        `votes` are what `share` returned for it; left out, they are exchanged here.
+        """
+        votes = self.share(step) if votes is None else votes
+        decision = self._known.get(votes)
         if decision is None:
-            decision = decide([vote(step.shape, keys, self._config)], keys, self._config)
-            self._known[step.shape] = decision
+            decision = self._known[votes] = decide(votes, self._known_keys, self._config)
         return decision
 
     def prepare(
@@ -107,7 +141,7 @@ class StepRunner:
             graph = self._graphs.ready(key, step.shape)
         else:
             lens = written.host.seq_lens[: written.num_reqs]
-            longest = int(lens.max()) if key.num_reqs is None else None
+            longest = int(lens.max(initial=1)) if key.num_reqs is None else None
             contexts = self._contexts(key, step.shape, written.microbatches, longest)
         return PreparedStep(
             step=step,
@@ -150,11 +184,8 @@ class StepRunner:
         """Returns what a capture calls: it writes a batch of padding and hands out the pass."""
 
         def make_forward() -> Callable[[], None]:
-            nobody = np.zeros(0, np.int32)
-            shape = BatchShape(num_reqs=0, num_tokens=0, max_query_len=0)
-            step = Step(rows=nobody, query_lens=nobody, shape=shape)
-            parts = self.inputs.write(step, key, CLEAN).microbatches
-            contexts = self._contexts(key, shape, parts, None)
+            parts = self.inputs.write(IDLE_STEP, key, CLEAN).microbatches
+            contexts = self._contexts(key, IDLE_STEP.shape, parts, None)
             return self._forward(contexts, tuple(m.token_slice for m in parts))
 
         return make_forward

@@ -26,6 +26,14 @@ class Step:
         return self.shape.max_query_len == 1
 
 
+# What a rank without requests takes part with: padding alone.
+IDLE_STEP = Step(
+    rows=np.zeros(0, np.int32),
+    query_lens=np.zeros(0, np.int32),
+    shape=BatchShape(num_reqs=0, num_tokens=0, max_query_len=0),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedStep:
     """A step whose inputs are in the buffers; valid until the next prepare."""

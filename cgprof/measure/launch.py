@@ -1,4 +1,4 @@
-"""Times the stages of steps in the engine's own loop: decide, prepare, launch, finish, wait.
+"""Times the stages of steps in the engine's own loop, from the vote to the tokens.
 
 Each step waits for its tokens, so that the next launch finds an idle device. Only clock reads and
 device marks stand between the stages; everything else happens between steps.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cgprof.engine.step import StepRunner
     from cgprof.engine.types import Step
 
-_MARKS = 8  # around decide and prepare (3), launch (2), finish and wait (3)
+_MARKS = 9  # around vote, decide and prepare (4), launch (2), finish and wait (3)
 _OVERHEAD_STEPS = 501
 
 
@@ -103,12 +103,16 @@ class _Series:
         self._read = clock.read_ns
         self._marks = array("q")
         self._device_ns = array("q")
+        self._has_peers = False
 
     def run(self, runner: StepRunner, turn: Turn) -> int:
         """Runs one step and returns its launch time."""
+        self._has_peers = runner.has_peers
         step, mark, read = turn.step, self._marks.append, self._read
         mark(read())
-        decided = runner.decide(step)
+        votes = runner.share(step)
+        mark(read())
+        decided = runner.decide(step, votes)
         mark(read())
         decision = turn.decision or decided
         prepared = runner.prepare(step, decision)
@@ -131,7 +135,7 @@ class _Series:
     def run_empty(self) -> None:
         """Makes the timing calls of one step, with no stage between them."""
         mark, read = self._marks.append, self._read
-        for _ in range(3):
+        for _ in range(4):
             mark(read())
         self._clock.begin_span()
         for _ in range(2):
@@ -144,11 +148,12 @@ class _Series:
         """Returns the stages' times."""
         marks = np.array(self._marks, np.int64).reshape(-1, _MARKS)
         return Samples(
-            decide_ns=marks[:, 1] - marks[:, 0],
-            prepare_ns=marks[:, 2] - marks[:, 1],
-            launch_ns=marks[:, 4] - marks[:, 3],
-            finish_ns=marks[:, 6] - marks[:, 5],
-            wait_ns=marks[:, 7] - marks[:, 6],
+            vote_ns=marks[:, 1] - marks[:, 0] if self._has_peers else None,
+            decide_ns=marks[:, 2] - marks[:, 1],
+            prepare_ns=marks[:, 3] - marks[:, 2],
+            launch_ns=marks[:, 5] - marks[:, 4],
+            finish_ns=marks[:, 7] - marks[:, 6],
+            wait_ns=marks[:, 8] - marks[:, 7],
             device_ns=np.array(self._device_ns, np.int64) if self._device_ns else None,
             stopped_by=stopped_by,
         )

@@ -19,7 +19,7 @@ from cgprof.measure.memory import MemoryReader, old_objects_frozen, used_bytes
 from cgprof.measure.nvml import NvmlDevice
 from cgprof.measure.sampler import Peak, sampling
 from cgprof.measure.shortage import Shortage, largest_key, ran_out
-from cgprof.measure.stopping import CountRule, NoiseRule
+from cgprof.measure.stopping import CountRule, NoiseRule, StoppingRule
 from cgprof.measure.warnings import (
     MeasureWarning,
     bound_by,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 Progress = Callable[[GraphKey], None]
 
 TAPE_ARENA = "arena"
+# Of a series on several ranks, where no rank may stop before another.
+_SAMPLES_OF_RANKS = 15
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,6 +153,14 @@ def _sampled(engine: Engine) -> AbstractContextManager[Peak]:
     return sampling(lambda: used_bytes(engine.device), engine.config.measure.memory_sample_ms)
 
 
+def _stopping_rule(engine: Engine) -> StoppingRule:
+    """Ranks must run equally many steps, whatever noise each of them sees."""
+    config = engine.config.measure
+    if engine.runner.has_peers:
+        return CountRule(min(config.max_samples, max(config.min_samples, _SAMPLES_OF_RANKS)))
+    return NoiseRule.from_config(config)
+
+
 def _is_instrumented(engine: Engine) -> bool:
     return engine.config.measure.memory_sample_ms is not None
 
@@ -255,7 +265,7 @@ def _profile(
             engine.runner,
             step,
             clock,
-            NoiseRule.from_config(config),
+            _stopping_rule(engine),
             decision=engine.decision_for(key.as_eager()),
             warmup=config.warmup,
         )
@@ -268,7 +278,7 @@ def _profile(
             engine.runner,
             step,
             clock,
-            NoiseRule.from_config(config),
+            _stopping_rule(engine),
             decision=replay,
             warmup=config.warmup,
         )

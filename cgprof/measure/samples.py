@@ -17,8 +17,12 @@ from cgprof.stats.quantiles import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """One row a step; all arrays have one length. `device_ns` is None without a device."""
+    """One row a step; all arrays have one length.
 
+    `device_ns` is None without a device, `vote_ns` on a rank without peers.
+    """
+
+    vote_ns: IntSamples | None
     decide_ns: IntSamples
     prepare_ns: IntSamples
     launch_ns: IntSamples
@@ -30,6 +34,7 @@ class Samples:
     def columns(self) -> dict[str, IntSamples | None]:
         """Returns the arrays by column name."""
         return {
+            "vote_ns": self.vote_ns,
             "decide_ns": self.decide_ns,
             "prepare_ns": self.prepare_ns,
             "launch_ns": self.launch_ns,
@@ -42,7 +47,10 @@ class Samples:
         """Returns the summary of each stage; `instrumented` if something else read meanwhile."""
         by = self.stopped_by
         step_ns = self.decide_ns + self.prepare_ns + self.launch_ns + self.finish_ns + self.wait_ns
+        if self.vote_ns is not None:
+            step_ns = step_ns + self.vote_ns
         return StageStats(
+            vote=None if self.vote_ns is None else launch_stats(self.vote_ns, by),
             decide=launch_stats(self.decide_ns, by),
             prepare=launch_stats(self.prepare_ns, by),
             launch=launch_stats(self.launch_ns, by),

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 Phase = Literal["eager", "first", "hot", "round-robin"]
 
 STAGE_COLUMNS = ("decide_ns", "prepare_ns", "launch_ns", "finish_ns", "wait_ns", "device_ns")
-PROCESS = pa.field("process_id", pa.int64())
+VOTE_COLUMN = "vote_ns"
+# Columns that older runs do not have.
+LATER_FIELDS = (pa.field("process_id", pa.int64()), pa.field(VOTE_COLUMN, pa.int64()))
 _LABEL = pa.dictionary(pa.int32(), pa.string())
 SAMPLE_SCHEMA = pa.schema(
     [
         pa.field("key", _LABEL),
         pa.field("phase", _LABEL),
         *(pa.field(name, pa.int64()) for name in STAGE_COLUMNS),
-        PROCESS,
+        *LATER_FIELDS,
     ]
 )
 
@@ -38,12 +40,9 @@ class SampleSink:
         """Adds a series; every array has one row a step, a missing column is null."""
         count = max(values.size for values in columns.values() if values is not None)
         arrays = [pa.array([label] * count).dictionary_encode() for label in (key, phase)]
-        for name in STAGE_COLUMNS:
-            values = columns.get(name)
-            arrays.append(
-                pa.nulls(count, pa.int64()) if values is None else pa.array(values, pa.int64())
-            )
-        arrays.append(pa.array([os.getpid()] * count, PROCESS.type))
+        arrays += [_integers(columns.get(name), count) for name in STAGE_COLUMNS]
+        arrays.append(pa.array([os.getpid()] * count, pa.int64()))
+        arrays.append(_integers(columns.get(VOTE_COLUMN), count))
         self._series.append((key, phase, pa.Table.from_arrays(arrays, schema=SAMPLE_SCHEMA)))
 
     def take(self, table: pa.Table) -> None:
@@ -59,6 +58,10 @@ class SampleSink:
         if not self._series:
             return SAMPLE_SCHEMA.empty_table()
         return pa.concat_tables([table for _, _, table in self._series]).unify_dictionaries()
+
+
+def _integers(values: NDArray[np.int64] | None, count: int) -> pa.Array:
+    return pa.nulls(count, pa.int64()) if values is None else pa.array(values, pa.int64())
 
 
 def _split(table: pa.Table) -> Iterator[tuple[str, Phase, pa.Table]]:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from cgprof.errors import ConfigError, RecordError
 from cgprof.record.items import items_of, items_table
 from cgprof.record.lock import LOCK, FolderLock
-from cgprof.record.samples import PROCESS, SAMPLE_SCHEMA, SampleSink
+from cgprof.record.samples import LATER_FIELDS, SAMPLE_SCHEMA, SampleSink
 from cgprof.record.types import SCHEMA_VERSION, ItemScore, RunRecord
 
 MANIFEST = "manifest.json"
@@ -218,7 +218,7 @@ def read_samples(path: Path) -> pd.DataFrame:
 
 
 def read_sample_table(path: Path) -> pa.Table:
-    """Returns the same as a table; older runs do not say which process took a sample.
+    """Returns the same as a table; columns that an older run does not have are null.
 
     Raises:
         RecordError: The file is missing or damaged.
@@ -232,11 +232,14 @@ def read_sample_table(path: Path) -> pa.Table:
         table = pq.read_table(samples)
     except (pa.ArrowException, OSError) as error:
         raise RecordError(samples, f"is damaged: {str(error).splitlines()[0]}") from error
-    if PROCESS.name not in table.schema.names:
-        table = table.append_column(PROCESS, pa.nulls(table.num_rows, PROCESS.type))
+    for field in LATER_FIELDS:
+        if field.name not in table.schema.names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     for field in SAMPLE_SCHEMA:
         if table.schema.names.count(field.name) != 1:
             raise RecordError(samples, f"is damaged: it needs one column {field.name}")
+    if table.num_columns == len(SAMPLE_SCHEMA):
+        table = table.select(SAMPLE_SCHEMA.names)
     if not table.schema.equals(SAMPLE_SCHEMA):
         raise RecordError(samples, "is damaged: its columns have other types")
     return table

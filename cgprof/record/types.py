@@ -34,6 +34,7 @@ class LaunchStats(Record):
 class StageStats(Record):
     """A step's stages, each apart. `launch` runs from the first to the last enqueue."""
 
+    vote: LaunchStats | None = None  # the exchange with the other ranks, if there are any
     decide: LaunchStats
     prepare: LaunchStats
     launch: LaunchStats

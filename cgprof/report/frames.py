@@ -113,7 +113,7 @@ def _memory(record: RunRecord, graph: GraphRecord) -> dict[str, Cell]:
 
 
 def _medians(stages: StageStats | None) -> dict[str, int | None]:
-    names = ("decide", "prepare", "launch", "finish", "wait", "device", "step")
+    names = ("vote", "decide", "prepare", "launch", "finish", "wait", "device", "step")
     found: dict[str, int | None] = {}
     for name in names:
         stats: LaunchStats | None = getattr(stages, name, None)

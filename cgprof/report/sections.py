@@ -18,6 +18,7 @@ from cgprof.units import format_ranges
 _STAGE_COLUMNS = {
     "key": "key",
     "phase": "phase",
+    "vote_ns": "vote",
     "decide_ns": "decide",
     "prepare_ns": "prepare",
     "launch_ns": "launch",
@@ -132,7 +133,7 @@ def stages_table(rank: RankRecord) -> Table:
         title="stages of a step",
         columns=_STAGE_COLUMNS,
         rows=rows,
-        optional=frozenset({"instrumented"}),
+        optional=frozenset({"vote_ns", "instrumented"}),
         notes=(
             "medians; noise: IQR over median of launch, '-' below five samples; n: launch samples",
             "stages are apart and overlap device time: never added up",
@@ -206,6 +207,7 @@ def _stage_rows(graph: GraphRecord) -> Iterator[tuple[Cell, ...]]:
 def _stage_cells(stages: StageStats) -> tuple[Cell, ...]:
     launch = stages.launch
     return (
+        stages.vote.median_ns if stages.vote else None,
         stages.decide.median_ns,
         stages.prepare.median_ns,
         launch.median_ns,

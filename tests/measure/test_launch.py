@@ -43,8 +43,19 @@ def test_sample_steps_shows_two_more_milliseconds_of_preparing_in_prepare_only()
 def test_sample_steps_keeps_device_marks_and_rule_out_of_the_timed_stages():
     clock = ScriptedClock()
     _sample(ScriptedRunner(clock), clock, count=1)
-    start = clock.log.index("decide") - 1
-    one_step = ["read", "decide", "read", "prepare", "read", "begin", "read", "launch", "read"]
+    start = clock.log.index("decide") - 2
+    one_step = [
+        "read",
+        "read",
+        "decide",
+        "read",
+        "prepare",
+        "read",
+        "begin",
+        "read",
+        "launch",
+        "read",
+    ]
     one_step += ["end", "read", "finish", "read", "wait", "read"]
     assert clock.log[start : start + len(one_step)] == one_step
 
@@ -130,7 +141,7 @@ def test_round_robin_takes_turns_and_keeps_samples_per_turn():
 
 def test_recording_overhead_is_the_reads_of_one_step():
     clock = ScriptedClock(read_cost=7)
-    assert recording_overhead_ns(clock) == 9 * 7  # eight marks and the read that ends it
+    assert recording_overhead_ns(clock) == 10 * 7  # eight marks and the read that ends it
 
 
 def test_samples_stats_summarise_the_arrays():

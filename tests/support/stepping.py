@@ -75,7 +75,12 @@ class ScriptedRunner:
         self.clock.log.append(name)
         self.clock.advance(cost(key) if callable(cost) else cost)
 
-    def decide(self, step):
+    has_peers = False
+
+    def share(self, step):
+        return ()
+
+    def decide(self, step, votes):
         self._stage("decide")
         key = full_key(step.shape.num_tokens)
         return decision_for(key)
