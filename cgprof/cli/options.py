@@ -70,6 +70,35 @@ Assignments = Annotated[
     ),
 ]
 
+DataParallelSize = Annotated[
+    int | None,
+    typer.Option(
+        "--data-parallel-size", "-dp", help="Ranks; each runs requests and holds some experts."
+    ),
+]
+All2AllBackend = Annotated[
+    str | None,
+    typer.Option(
+        "--all2all-backend",
+        metavar="allgather-reducescatter|all-to-all|exact",
+        help="How tokens reach their experts' ranks; exact needs the host, so --mode none.",
+    ),
+]
+VerifyDecisions = Annotated[
+    bool | None,
+    typer.Option(
+        "--verify-decisions/--no-verify-decisions",
+        help="Compare every decision over the ranks before it is launched.",
+    ),
+]
+NcclGraphMixing = Annotated[
+    bool | None,
+    typer.Option(
+        "--nccl-graph-mixing/--no-nccl-graph-mixing",
+        help="Let graphs and eager calls share a communicator; replays launch much slower.",
+    ),
+]
+
 Mode = Annotated[
     str | None,
     typer.Option(
@@ -155,33 +184,43 @@ def load_options(params: Mapping[str, object]) -> tuple[RunConfig, ModelConfig]:
         ConfigError: A setting is unknown or wrong, alone or beside another.
     """
     from cgprof.config.compat import check
+
+    run, card = read_options(params)
+    check(run, card)
+    return run, card
+
+
+def read_options(params: Mapping[str, object]) -> tuple[RunConfig, ModelConfig]:
+    """Returns run and model of a command's parameters, each setting checked by itself.
+
+    Raises:
+        ConfigError: A setting is unknown or wrong.
+    """
     from cgprof.config.load import load_run
 
     overrides = dict(_overrides(params))
     config, model = params.get("config"), overrides.pop("model.name", None)
-    run, card = load_run(
+    return load_run(
         config if isinstance(config, str) else None,
         model if isinstance(model, str) else None,
         overrides,
         _texts(params.get("assignments")),
     )
-    check(run, card)
-    return run, card
 
 
-def parse_sizes(texts: Sequence[str]) -> list[int]:
-    """Returns the sizes of a repeated, comma-separated option.
+def parse_counts(texts: Sequence[str], where: str) -> list[int]:
+    """Returns the numbers of a repeated, comma-separated option; `where` is its name in errors.
 
     Raises:
         ConfigError: One of them is not a whole number.
     """
-    sizes = []
+    counts = []
     for word in ",".join(texts).split(","):
         if not word.strip().isdecimal():
-            problem = f"{word!r} is not a whole number; write sizes as 1,2,4"
-            raise ConfigError(spell("capture.sizes"), problem)
-        sizes.append(int(word))
-    return sizes
+            problem = f"{word!r} is not a whole number; write several as 1,2,4"
+            raise ConfigError(where, problem)
+        counts.append(int(word))
+    return counts
 
 
 def _overrides(params: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -195,7 +234,7 @@ def _overrides(params: Mapping[str, object]) -> Iterator[tuple[str, object]]:
         if path == "capture.policy":
             value = str(value).lower().replace("_", "-")
         elif path == "capture.sizes":
-            value = parse_sizes(_texts(value))
+            value = parse_counts(_texts(value), spell(path))
         yield path, value
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cgprof.cli import options
+from cgprof.errors import ConfigError
 from cgprof.report.formats import OutputFormat
 
 if TYPE_CHECKING:
@@ -21,6 +22,31 @@ if TYPE_CHECKING:
 
 _SHORTEST_RUN = 4  # numbers that are shortened to a range
 _MOST_NAMES = 4  # skipped keys that are named one by one
+_FOUND = 1
+
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="Print what ranks with the loads of --dp-tokens decide, why."),
+]
+Search = Annotated[
+    bool,
+    typer.Option(
+        "--search",
+        help="Look for loads on which ranks differ or a microbatch is empty; exit 1 if found.",
+    ),
+]
+DpTokens = Annotated[
+    list[str] | None,
+    typer.Option("--dp-tokens", metavar="64,128", help="Decode tokens of each rank; 0 is idle."),
+]
+DpQueryLens = Annotated[
+    list[str] | None,
+    typer.Option("--dp-query-lens", metavar="1,1", help="Their tokens a request; by default 1."),
+]
+DpPrefillTokens = Annotated[
+    list[str] | None,
+    typer.Option("--dp-prefill-tokens", metavar="0,512", help="A prompt chunk besides."),
+]
 
 
 def plan(
@@ -36,6 +62,10 @@ def plan(
     dbo_decode_token_threshold: options.DecodeThreshold = None,
     dbo_prefill_token_threshold: options.PrefillThreshold = None,
     twins: options.Twins = None,
+    data_parallel_size: options.DataParallelSize = None,
+    all2all_backend: options.All2AllBackend = None,
+    verify_decisions: options.VerifyDecisions = None,
+    nccl_graph_mixing: options.NcclGraphMixing = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     max_model_len: options.MaxModelLen = None,
@@ -48,18 +78,59 @@ def plan(
     seed: options.Seed = None,
     parity: options.Parity = None,
     assignments: options.Assignments = None,
+    explain: Explain = False,
+    dp_tokens: DpTokens = None,
+    dp_query_lens: DpQueryLens = None,
+    dp_prefill_tokens: DpPrefillTokens = None,
+    search: Search = False,
     table: options.TableName = None,
     output_format: options.Format = OutputFormat.TEXT,
 ) -> None:
     """Print which graphs a run captures, which it skips and why; needs no device.
 
-    Tables: keys, skipped.
+    --explain and --search ask the rule by which ranks decide, for any number of ranks.
+
+    Tables: keys, skipped; of --explain: votes; of --search: loads.
     """
+    if explain and search:
+        raise ConfigError("--explain, --search", "are two questions; give one of them")
+    if not explain and (dp_tokens or dp_query_lens or dp_prefill_tokens):
+        raise ConfigError("--dp-tokens", "describes loads for --explain; add it")
+    if explain:
+        _print_explanation(ctx.params, output_format, table)
+        return
+    if search:
+        _print_search(ctx.params, output_format, table)
+        return
+
     from cgprof.graphs.plan_record import resolve_plan
 
     run, card = options.load_options(ctx.params)
     policy, made = resolve_plan(run)
     options.emit(plan_document(run, card, policy, made), output_format, table)
+
+
+def _print_explanation(
+    params: Mapping[str, object], output_format: OutputFormat, table: str | None
+) -> None:
+    from cgprof.cli.plan_loads import explain_document, load_shapes, planned
+
+    run, made = planned(params)
+    options.emit(explain_document(run, made, load_shapes(params, run)), output_format, table)
+
+
+def _print_search(
+    params: Mapping[str, object], output_format: OutputFormat, table: str | None
+) -> None:
+    from cgprof.cli.plan_loads import planned, search_document
+    from cgprof.graphs.search import search
+
+    run, made = planned(params)
+    ranks = run.parallel.data_parallel_size
+    result = search(made.keys, run.limits, run.microbatch, num_ranks=ranks, seed=run.seed)
+    options.emit(search_document(run, made, result), output_format, table)
+    if result.finding is not None:
+        raise typer.Exit(_FOUND)
 
 
 def plan_document(

@@ -14,8 +14,9 @@ def choose(
 ) -> GraphKey | None:
     """Returns the key that a batch replays, or None.
 
-    The nearest size wins; inside one size FULL before PIECEWISE, uniform before general and
-    request-padded before not. A larger size serves when the nearest rejects the batch.
+    The nearest size wins; inside one size FULL before PIECEWISE, uniform before general,
+    request-padded before not and fewer requests before more. A larger size serves when the
+    nearest rejects the batch.
     """
     if not shape.num_tokens:
         return None
@@ -111,5 +112,7 @@ def _decision(votes: Sequence[StepVote], key: GraphKey, reason: DecisionReason) 
     )
 
 
-def _preference(key: GraphKey) -> tuple[int, int, bool, bool]:
-    return (key.num_tokens, -key.mode, key.uniform_query_len is None, key.num_reqs is None)
+def _preference(key: GraphKey) -> tuple[int, int, bool, bool, int]:
+    """Tells any two keys that fit one batch apart, so that the order of keys cannot matter."""
+    general, unpadded = key.uniform_query_len is None, key.num_reqs is None
+    return (key.num_tokens, -key.mode, general, unpadded, key.num_reqs or 0)

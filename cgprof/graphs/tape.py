@@ -2,26 +2,28 @@
 
 The stand-in for a CUDA graph freezes what a graph freezes: Python values, addresses and the
 order of operations. It does not see work that bypasses the dispatcher (`numpy()`, `tolist()`),
-nor work of a thread that did not `enter`.
+nor work of a thread that did not `enter`. A collective is complete before the next operation,
+in the recording as in every replay, whenever its Work is waited for.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cgprof.errors import RecordingError
+from cgprof.graphs.tape_collectives import WorkBuffers, wait_for
 from cgprof.graphs.tape_memory import Arena, TapeMemory, TensorPlace
 from cgprof.graphs.tape_rules import OpEffect, classify, out_overload, refusal
-
-_Kind = TypeVar("_Kind")
+from cgprof.graphs.tape_values import exchange, leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +45,26 @@ class _OpenTape:
         self.memory = TapeMemory()
         self.ops: list[_TapeOp] = []
         self.refused: str | None = None
+        self._work_buffers = WorkBuffers()
         self._lock = threading.Lock()
 
     def run(self, func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """Runs one operation and writes it down.
+        """Runs one operation, a collective to its end, and writes it down.
 
         Raises:
-            RecordingError: The operation needs the host.
+            RecordingError: The operation needs the host, or is no collective that can be held.
         """
         reason = refusal(func, args, kwargs)
         if reason is not None:
             self.refused = reason
             raise RecordingError(reason)
         result = func(*args, **kwargs)
+        given = [*args, *kwargs.values()]
+        if func.namespace == "c10d":
+            # So a step that raises before it waits leaves nothing under way.
+            self._work_buffers.finish(result, given)
+        elif self._work_buffers.hold(given):
+            return result
         with self._lock:
             self._write_down(func, args, kwargs, result)
         return result
@@ -74,10 +83,10 @@ class _OpenTape:
             inputs.add(where.storage)
             return where
 
-        placed_args, placed_kwargs = _exchange(torch.Tensor, describe_input, args, kwargs)
+        placed_args, placed_kwargs = exchange(torch.Tensor, describe_input, args, kwargs)
         outputs = [
             self.memory.describe(leaf, is_output=True) if isinstance(leaf, torch.Tensor) else None
-            for leaf in _leaves(result)
+            for leaf in leaves(result)
         ]
         tensors = [where for where in outputs if where is not None]
         fresh = tuple(
@@ -116,7 +125,8 @@ class TapeRecording:
         self._memory = tape.memory
         self._poison_dead = poison_dead
         self._steps: list[Callable[[], object]] | None = None
-        self.nodes: Mapping[str, int] = {"kernel": len(tape.ops)}
+        kinds = Counter(op.effect.node_kind for op in tape.ops)
+        self.nodes: Mapping[str, int] = {"kernel": 0, **kinds}
         self.pool_bytes = self._memory.settle([op.storages for op in tape.ops], arena)
 
     @property
@@ -155,11 +165,11 @@ class TapeRecording:
         self._memory = TapeMemory()
 
     def _bind(self, op: _TapeOp) -> Callable[[], object]:
-        args, kwargs = _exchange(TensorPlace, self._memory.tensor, op.args, op.kwargs)
+        args, kwargs = exchange(TensorPlace, self._memory.tensor, op.args, op.kwargs)
         targets = [None if where is None else self._memory.tensor(where) for where in op.results]
         func = op.func
         if op.effect is OpEffect.COLLECTIVE:
-            return lambda: _wait_for(func(*args, **kwargs))
+            return lambda: wait_for(func(*args, **kwargs))
         if not any(target is not None for target in targets):
             return lambda: func(*args, **kwargs)
         into = out_overload(func) if all(target is not None for target in targets) else None
@@ -214,42 +224,11 @@ class TapeRecorder:
             yield
 
 
-def _exchange(
-    kind: type[_Kind],
-    change: Callable[[_Kind], object],
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Returns an operation's arguments with every `kind` in them, also in lists, changed."""
-
-    def changed(value: object) -> object:
-        if isinstance(value, kind):
-            return change(value)
-        if isinstance(value, list):
-            return [changed(item) for item in value]
-        return tuple(map(changed, value)) if isinstance(value, tuple) else value
-
-    return tuple(map(changed, args)), {name: changed(value) for name, value in kwargs.items()}
-
-
-def _leaves(result: object) -> list[object]:
-    # torch's own tree functions take half of the time of a recording.
-    if isinstance(result, (list, tuple)):
-        return [leaf for item in result for leaf in _leaves(item)]
-    return [result]
-
-
 def _copy_into(targets: list[torch.Tensor | None], result: object) -> None:
-    for target, leaf in zip(targets, _leaves(result), strict=True):
+    for target, leaf in zip(targets, leaves(result), strict=True):
         if target is not None:
             assert isinstance(leaf, torch.Tensor)
             target.copy_(leaf)
-
-
-def _wait_for(result: object) -> None:
-    for leaf in _leaves(result):
-        if hasattr(leaf, "wait"):
-            leaf.wait()
 
 
 def _poison(block: torch.Tensor) -> Callable[[], object]:

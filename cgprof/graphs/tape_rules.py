@@ -24,7 +24,16 @@ _NEEDS_SIZE_ON_HOST = frozenset(
 )
 _HOST_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 # Functional collectives return before their result is there; the tape waits for c10d's own only.
-_NOT_REPLAYABLE = ("_c10d_functional", "_c10d_functional_autograd")
+_FUNCTIONAL = ("_c10d_functional", "_c10d_functional_autograd")
+_ALL_TO_ALL = "c10d::alltoall_base_"
+# From one tensor of a fixed size to one: all that a tape, like a CUDA graph, can hold.
+_COLLECTIVES = {
+    "c10d::allreduce_": "all_reduce",
+    "c10d::broadcast_": "broadcast",
+    "c10d::_allgather_base_": "all_gather_into_tensor",
+    "c10d::_reduce_scatter_base_": "reduce_scatter_tensor",
+    _ALL_TO_ALL: "all_to_all_single",
+}
 _UNINITIALISED = ("empty", "new_empty")
 _MASK_DTYPES = (torch.bool, torch.uint8)
 _INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
@@ -37,12 +46,19 @@ class OpEffect(Enum):
     RUN = 1
     COLLECTIVE = 2  # run, then wait; its schema does not say what it writes
 
+    @property
+    def node_kind(self) -> str:
+        """How a recording counts it."""
+        return "collective" if self is OpEffect.COLLECTIVE else "kernel"
+
 
 def refusal(func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> str | None:
     """Returns why an operation cannot be recorded, or None."""
     name = func.name()
-    if func.namespace in _NOT_REPLAYABLE:
+    if func.namespace in _FUNCTIONAL:
         return f"operation {name} is not permitted while recording: use torch.distributed's own"
+    if func.namespace == "c10d":
+        return _collective_refusal(func, args, kwargs)
     masked = _indexes_with_mask(func, args, kwargs)
     if masked or name in _NEEDS_HOST or _is_data_dependent(func, args, kwargs):
         what = f"{name} with a mask" if masked else name
@@ -83,6 +99,29 @@ def out_overload(func: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | None:
         names = tuple(a.name for a in arguments if a.is_out)
         if len(names) == len(func._schema.returns) and rest == wanted:
             return candidate, names
+    return None
+
+
+def _collective_refusal(
+    func: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]
+) -> str | None:
+    name = func.name()
+    if name not in _COLLECTIVES:
+        *others, last = _COLLECTIVES.values()
+        return (
+            f"operation {name} is not permitted while recording: of the collectives, those from "
+            f"one tensor to one are ({', '.join(others)} and {last})"
+        )
+    if name != _ALL_TO_ALL:
+        return None
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    splits = [given.get("output_split_sizes"), given.get("input_split_sizes")]
+    if any(len(set(sizes)) > 1 for sizes in splits if isinstance(sizes, (list, tuple))):
+        return (
+            f"operation {name} with unequal split sizes is not permitted while recording: they "
+            "need the host, and a replay would keep them; give every rank the same number of rows"
+        )
     return None
 
 

@@ -120,8 +120,11 @@ def test_help_of_a_command_loads_nothing_heavy():
     assert not HEAVY & modules_loaded_by("capture", "--help")
 
 
-def test_plan_loads_no_torch():
-    loaded = modules_loaded_by("plan", "--dbo")
+@pytest.mark.parametrize(
+    "question", [(), ("--explain", "--dp-tokens", "4,8"), ("--max-num-seqs", "8", "--search")]
+)
+def test_plan_loads_no_torch(question):
+    loaded = modules_loaded_by("plan", "--dbo", *question)
     assert "pydantic" in loaded
     assert not HEAVY & loaded
 

@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from cgprof.cli.app import app
 from cgprof.cli.capture import capture
+from cgprof.cli.check import check
 from cgprof.cli.plan import plan
 from cgprof.config.flags import FLAGS
 
@@ -23,10 +24,12 @@ def refusal(*args: str) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("command", [plan, capture])
-def test_every_flag_is_an_option_of_the_command(command):
+@pytest.mark.parametrize(
+    ("command", "lacks"), [(plan, set()), (capture, set()), (check, {"parity"})]
+)
+def test_every_flag_is_an_option_of_the_command(command, lacks):
     names = {flag.lstrip("-").replace("-", "_") for flag in FLAGS.values()}
-    assert names <= inspect.signature(command).parameters.keys()
+    assert names - inspect.signature(command).parameters.keys() == lacks
 
 
 def test_flags_reach_their_settings():
@@ -94,6 +97,8 @@ def test_microbatches_are_on_when_asked_for(args, enabled):
         (["--twins", "all"], "'all'"),
         (["--dtype", "bf17"], "'bf17'"),
         (["--device", "tpu"], "'tpu'"),
+        (["--all2all-backend", "nccl"], "'nccl'"),
+        (["--data-parallel-size", "0"], "0"),
         (["--cudagraph-capture-sizes", "1,x"], "'x'"),
         (["--cudagraph-capture-sizes", "1,,2"], "''"),
         (["--cudagraph-capture-sizes", "0"], "0"),
@@ -117,3 +122,29 @@ def test_overlap_on_a_dense_model_is_refused():
     message = refusal("--model", "qwen3-8b", "--dbo")
     assert "no experts in this config" in message
     assert len(message.splitlines()) == 1
+
+
+def test_overlap_that_can_never_engage_is_refused_in_three_ways():
+    dense = refusal("--model", "qwen3-8b", "--dbo")
+    exact = refusal("--mode", "full", "--dbo", "--all2all-backend", "exact")
+    piecewise = refusal("--mode", "piecewise", "--dbo")
+    assert "no experts in this config" in dense
+    assert "host sync" in exact
+    assert "piecewise graphs" in piecewise
+    assert len({dense, exact, piecewise}) == 3
+
+
+def test_exchange_is_refused_before_the_number_of_ranks_matters():
+    message = refusal("--mode", "full", "--dbo", "--all2all-backend", "exact", "-dp", "2")
+    assert "exact cannot be captured" in message
+
+
+def test_flags_of_ranks_reach_their_settings():
+    parallel = config_of(
+        *("--all2all-backend", "allgather-reducescatter", "-dp", "1"),
+        *("--verify-decisions", "--nccl-graph-mixing"),
+    )["parallel"]
+    assert parallel["all2all_backend"] == "allgather-reducescatter"
+    assert parallel["data_parallel_size"] == 1
+    assert parallel["verify_decisions"] is True
+    assert parallel["nccl_graph_mixing"] is True

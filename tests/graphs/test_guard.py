@@ -62,6 +62,14 @@ def test_check_nodes_compares_a_twin_with_its_neighbour_too():
         check_nodes(TWIN, kernels(100), {neighbour: kernels(200)})
 
 
+def test_check_nodes_weighs_kernels_alone_beside_the_collectives_of_a_tape():
+    captured = {PLAIN: {"kernel": 100, "collective": 96}}
+    check_nodes(TWIN, {"kernel": 200, "collective": 192}, captured)
+    check_nodes(decode_key(32), {"kernel": 100}, captured)
+    with pytest.raises(CaptureError, match="100 kernels where 2 x 100"):
+        check_nodes(TWIN, {"kernel": 100, "collective": 192}, captured)
+
+
 def twin(num_reqs, num_microbatches):
     return decode_key(num_reqs, num_microbatches=num_microbatches)
 

@@ -3,7 +3,7 @@ import torch
 
 from cgprof.graphs.tape_rules import OpEffect, classify, out_overload, refusal
 
-aten = torch.ops.aten
+aten, c10d = torch.ops.aten, torch.ops.c10d
 
 
 @pytest.mark.parametrize(
@@ -71,3 +71,24 @@ def test_refusal_tells_masks_from_indices():
     for mask in (x > 0, torch.ones(4, dtype=torch.uint8)):
         assert "with a mask" in refusal(aten.index.Tensor, (x, [mask]), {})
         assert "with a mask" in refusal(aten.index_put.default, (x,), {"indices": [mask]})
+
+
+@pytest.mark.parametrize(
+    "func", [c10d.allgather_.default, c10d.reduce_scatter_.default, c10d.barrier.default]
+)
+def test_refusal_names_the_collectives_that_a_tape_holds(func):
+    assert "all_reduce, broadcast, all_gather_into_tensor" in refusal(func, (), {})
+
+
+def test_refusal_tells_unequal_splits_from_equal_ones():
+    func, x = c10d.alltoall_base_.default, torch.ones(4)
+    for splits in ([], [2, 2]):
+        assert refusal(func, (x, x, None, splits, splits), {}) is None
+        assert refusal(func, (x, x, None), {"input_split_sizes": splits}) is None
+    for splits in (([2, 2], [1, 3]), ([1, 3], [2, 2])):
+        assert "unequal split sizes" in refusal(func, (x, x, None, *splits), {})
+
+
+def test_node_kind_tells_collectives_from_other_work():
+    assert OpEffect.COLLECTIVE.node_kind == "collective"
+    assert OpEffect.RUN.node_kind == "kernel"
