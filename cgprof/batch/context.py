@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 
@@ -40,6 +40,10 @@ class AttentionMetadata:
 class Handoff(Protocol):
     """Runs a transfer so that the peer microbatch can compute meanwhile."""
 
+    @property
+    def index(self) -> int:
+        """Which microbatch's it is; 0 for a step that is not split. Buffers are chosen by it."""
+
     def communicate(
         self, op: Callable[[], None], meanwhile: Callable[[], None] | None = None
     ) -> None:
@@ -52,6 +56,8 @@ class Handoff(Protocol):
 
 class PlainHandoff:
     """The handoff of a step that is not split: `op`, then `meanwhile`."""
+
+    index: Final = 0
 
     def communicate(
         self, op: Callable[[], None], meanwhile: Callable[[], None] | None = None

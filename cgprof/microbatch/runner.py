@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
@@ -25,6 +25,8 @@ Enter = Callable[[int], AbstractContextManager[None]]
 
 class StreamHandoff:
     """The handoff of a step that is not split, when transfers have a stream of their own."""
+
+    index: Final = 0
 
     def __init__(self, compute_stream: torch.cuda.Stream, comm_stream: torch.cuda.Stream) -> None:
         self._fork = _Fork(compute_stream, comm_stream)
@@ -199,7 +201,7 @@ class _MicrobatchHandoff:
     """Lets the peers compute while this microbatch's transfer is under way."""
 
     def __init__(self, index: int, baton: Baton, fork: _Fork | None) -> None:
-        self._index = index
+        self.index: Final = index
         self._baton = baton
         self._fork = fork
 
@@ -211,7 +213,7 @@ class _MicrobatchHandoff:
             self._fork.send(op)
         if meanwhile is not None:
             meanwhile()
-        self._baton.hand_over(self._index)
+        self._baton.hand_over(self.index)
         if self._fork is not None:
             self._fork.join()
 

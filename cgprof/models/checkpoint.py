@@ -1,6 +1,7 @@
 """Fills a model's weights: seeded by tensor name on the device, or copied from a checkpoint.
 
 A seeded tensor's values depend on the seed, its name and its shape alone: every layout agrees.
+A checkpoint is always that of the whole model; a rank copies its own experts' part of it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from cgprof.config.weight_files import find_weights, listed
 from cgprof.errors import ConfigError
 from cgprof.models.decoder import Decoder
+from cgprof.moe.dispatcher import LocalDispatcher
 
 _NORM_SPREAD = 0.1  # around 1, so that a norm applied to the wrong tensor shows
 _ROUTER_GAIN = 2.0  # spreads the router's scores; with 1 the chosen experts weigh nearly the same
@@ -112,7 +114,7 @@ def load_directory(model: Decoder, directory: str) -> None:
 def _check_names_and_shapes(
     model: Decoder, shapes: Mapping[str, tuple[int, ...]], where: str
 ) -> None:
-    targets = {name: tuple(tensor.shape) for name, tensor in model.named_weights()}
+    targets = _whole_shapes(model)
     surplus = {name for name in shapes.keys() - targets.keys() if not name.endswith(_RECOMPUTED)}
     if model.config.tied_embeddings:
         surplus.discard("lm_head.weight")
@@ -130,6 +132,19 @@ def _check_names_and_shapes(
             f"{name} has shape {shapes[name]}, the model card needs {targets[name]} "
             f"({len(wrong)} disagree)",
         )
+
+
+def _whole_shapes(model: Decoder) -> dict[str, tuple[int, ...]]:
+    """The shapes of all weights, other ranks' included: all ranks refuse the same checkpoints."""
+    if len(model.experts) < model.config.num_experts:
+        model = Decoder(
+            model.config,
+            device=torch.device("meta"),
+            dtype=torch.float32,
+            dispatcher=LocalDispatcher(loopback=False),
+            batch_invariant=False,
+        )
+    return {name: tuple(tensor.shape) for name, tensor in model.named_weights()}
 
 
 def _fill(name: str, tensor: torch.Tensor, seed: int, *, tied: bool) -> None:

@@ -90,6 +90,7 @@ class DecoderLayer:
         dtype: torch.dtype,
         dispatcher: TokenDispatcher,
         batch_invariant: bool,
+        experts: range | None,
     ) -> None:
         size, eps = config.hidden_size, config.norm_eps
         self.attention = SelfAttention(
@@ -105,8 +106,14 @@ class DecoderLayer:
         self._gate = Linear(
             config.num_experts, size, device=device, dtype=dtype, batch_invariant=batch_invariant
         )
-        experts = Experts(config, device=device, dtype=dtype, batch_invariant=batch_invariant)
-        self.moe = MoELayer(config, gate=self._gate.forward, experts=experts, dispatcher=dispatcher)
+        self.moe = MoELayer(
+            config,
+            gate=self._gate.forward,
+            experts=Experts(
+                config, device=device, dtype=dtype, batch_invariant=batch_invariant, own=experts
+            ),
+            dispatcher=dispatcher,
+        )
 
     def named_weights(self, prefix: str) -> NamedWeights:
         """Yields the layer's weights under their Hugging Face names, as views."""
@@ -135,8 +142,9 @@ class Decoder:
         dtype: torch.dtype,
         dispatcher: TokenDispatcher,
         batch_invariant: bool,
+        experts: range | None = None,
     ) -> None:
-        """Allocates the weights without filling them.
+        """Allocates the weights, of the experts only those in `experts`, without filling them.
 
         Raises:
             UnsupportedError: A batch-invariant run without CUDA, or a rope that cannot be run.
@@ -147,6 +155,7 @@ class Decoder:
                 "the CPU's matmuls choose their order by the batch; run on CUDA or switch it off",
             )
         self.config = config
+        self.experts = range(config.num_experts) if experts is None else experts
         self._batch_invariant = batch_invariant
         self._embedding = torch.empty(
             config.vocab_size, config.hidden_size, device=device, dtype=dtype
@@ -162,6 +171,7 @@ class Decoder:
                 dtype=dtype,
                 dispatcher=dispatcher,
                 batch_invariant=batch_invariant,
+                experts=experts,
             )
             for _ in range(config.num_layers)
         ]
@@ -171,11 +181,11 @@ class Decoder:
 
     @property
     def num_weight_bytes(self) -> int:
-        """Bytes of all weights, tied ones once."""
+        """Bytes of all weights that this rank holds, tied ones once."""
         return sum(tensor.numel() * tensor.element_size() for _, tensor in self.named_weights())
 
     def named_weights(self) -> NamedWeights:
-        """Yields every weight once under its Hugging Face name, as a view to be filled."""
+        """Yields this rank's weights once under their Hugging Face names, as views to be filled."""
         yield "model.embed_tokens.weight", self._embedding
         for index, layer in enumerate(self._layers):
             yield from layer.named_weights(f"model.layers.{index}")

@@ -18,8 +18,11 @@ def build_model(
     dispatcher: TokenDispatcher,
     batch_invariant: bool,
     seed: int,
+    experts: range | None = None,
 ) -> Decoder:
     """Returns the model on the device, with the weights of its directory, else seeded ones.
+
+    Of the experts it holds those in `experts`, None for all; their weights are the same then.
 
     Raises:
         UnsupportedError: The card or the combination cannot be run.
@@ -31,6 +34,7 @@ def build_model(
         dtype=dtype,
         dispatcher=dispatcher,
         batch_invariant=batch_invariant,
+        experts=experts,
     )
     if config.weights is not None and config.directory is not None:
         load_directory(model, config.directory)
@@ -39,8 +43,8 @@ def build_model(
     return model
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Returns the bytes of the model's weights from shapes alone; allocates none."""
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, experts: range | None = None) -> int:
+    """Returns the bytes of the weights with these experts from shapes alone; allocates none."""
     one, two = (
         Decoder(
             config.model_copy(update={"num_layers": num_layers}),
@@ -48,6 +52,7 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
             dtype=dtype,
             dispatcher=LocalDispatcher(loopback=False),
             batch_invariant=False,
+            experts=experts,
         ).num_weight_bytes
         for num_layers in (1, 2)
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
 from cgprof.batch.context import Handoff
+
+Lane = Literal["captured", "eager"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +20,17 @@ class DispatchHandle:
     hidden: torch.Tensor  # [rows, D]
     expert_ids: torch.Tensor  # [rows, K] i32, local ids; -1 is not this rank's
     weights: torch.Tensor  # [rows, K] f32
-    capacity: int  # rows, fixed by the key
+    capacity: int  # tokens that one rank may send to another, fixed by the key
 
 
 class TokenDispatcher(Protocol):
-    """The expert exchange. Static shapes, no host sync, buffers of its own a microbatch."""
+    """The expert exchange. Static shapes, no host sync, buffers of its own a microbatch.
+
+    All ranks call it in the same order with the same T. `lane` says which of the two communicators
+    carries its collectives; the engine sets it before a step, alike on all ranks.
+    """
+
+    lane: Lane
 
     def dispatch(
         self,
@@ -32,7 +40,11 @@ class TokenDispatcher(Protocol):
         handoff: Handoff,
         meanwhile: Callable[[], None] | None = None,
     ) -> DispatchHandle:
-        """Sends hidden [T, D], expert_ids [T, K] and weights [T, K] to the experts' ranks."""
+        """Sends hidden [T, D], expert_ids [T, K] and weights [T, K] to the experts' ranks.
+
+        Ids are those of the whole model; -1 is no expert, and a row of nothing else is padding:
+        it is sent nowhere that counts, whatever its hidden values are.
+        """
 
     def combine(
         self,
@@ -41,7 +53,10 @@ class TokenDispatcher(Protocol):
         handoff: Handoff,
         meanwhile: Callable[[], None] | None = None,
     ) -> torch.Tensor:
-        """Brings weighted sums expert_out [rows, D] home and returns [T, D]."""
+        """Brings weighted sums expert_out [rows, D] home and returns [T, D]; padding gets zero."""
+
+    def dropped_rows(self) -> int:
+        """Returns how many rows found no room at a rank so far. Reads the device: diagnostics."""
 
 
 class LocalDispatcher:
@@ -52,6 +67,7 @@ class LocalDispatcher:
     """
 
     def __init__(self, *, loopback: bool) -> None:
+        self.lane: Lane = "eager"
         self._loopback = loopback
 
     def dispatch(
@@ -81,6 +97,10 @@ class LocalDispatcher:
     ) -> torch.Tensor:
         """Returns the sums as they are, or a copy made by the loopback."""
         return self._exchange((expert_out,), handoff, meanwhile)[0]
+
+    def dropped_rows(self) -> int:
+        """Returns 0."""
+        return 0
 
     def _exchange(
         self,

@@ -1,6 +1,6 @@
 """The experts' feed-forward layers as grouped matmuls over this rank's experts, with no host sync.
 
-An expert id of -1 means that no expert of this rank runs that row; it adds zero.
+Ids count from this rank's first expert; -1 means that none of them runs that row: it adds zero.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Experts:
         device: torch.device,
         dtype: torch.dtype,
         batch_invariant: bool,
+        own: range | None = None,
     ) -> None:
-        """Allocates the weights without filling them.
+        """Allocates the weights of the experts in `own`, None for all, without filling them.
 
         Raises:
             UnsupportedError: A row of a weight is not a multiple of 16 bytes.
@@ -45,14 +46,16 @@ class Experts:
         self._ffn_size = ffn
         self._names = _MIXTRAL_GATE_UP_DOWN if config.family == "mixtral" else _GATE_UP_DOWN
         self._batch_invariant = batch_invariant
-        self.gate_up = torch.empty(config.num_experts, 2 * ffn, hidden, device=device, dtype=dtype)
-        self.down = torch.empty(config.num_experts, hidden, ffn, device=device, dtype=dtype)
+        self._total = config.num_experts
+        self._own = range(self._total) if own is None else own
+        count = len(self._own)
+        self.gate_up = torch.empty(count, 2 * ffn, hidden, device=device, dtype=dtype)
+        self.down = torch.empty(count, hidden, ffn, device=device, dtype=dtype)
 
     def named_weights(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yields each expert's weights under its Hugging Face name, as views."""
-        for expert in range(self.gate_up.shape[0]):
-            gate_up = self.gate_up[expert]
-            parts = (gate_up[: self._ffn_size], gate_up[self._ffn_size :], self.down[expert])
+        """Yields each of this rank's experts' weights under its Hugging Face name, as views."""
+        for expert, gate_up, down in zip(self._own, self.gate_up, self.down, strict=True):
+            parts = (gate_up[: self._ffn_size], gate_up[self._ffn_size :], down)
             for name, part in zip(self._names, parts, strict=True):
                 yield f"{prefix}.{expert}.{name}.weight", part
 
@@ -76,6 +79,7 @@ class Experts:
                 self.gate_up,
                 self.down,
                 batch_invariant=self._batch_invariant,
+                total_experts=self._total,
             )
         return run_experts_plain(hidden, expert_ids, weights, self.gate_up, self.down)
 

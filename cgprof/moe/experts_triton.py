@@ -144,6 +144,7 @@ def run_experts(
     down: torch.Tensor,
     *,
     batch_invariant: bool,
+    total_experts: int | None = None,
 ) -> torch.Tensor:
     """Returns the weighted sums [T, D]; each row's arithmetic depends on its tile sizes alone.
 
@@ -154,11 +155,13 @@ def run_experts(
         gate_up: [L, 2F, D].
         down: [L, D, F].
         batch_invariant: One set of tiles for every T.
+        total_experts: Experts of all ranks, over which ids are spread; None: L.
     """
     num_tokens, top_k = expert_ids.shape
     num_experts, hidden_size, ffn_size = down.shape
     num_rows = num_tokens * top_k
-    tiles = choose_tiles(num_rows, num_experts, hidden.dtype, batch_invariant=batch_invariant)
+    own_rows = num_rows * num_experts // (total_experts or num_experts)
+    tiles = choose_tiles(own_rows, num_experts, hidden.dtype, batch_invariant=batch_invariant)
     block_rows, block_experts = group_rows(expert_ids, num_experts, tiles.rows)
     num_blocks = block_experts.shape[0]
     activated = hidden.new_empty(num_rows, ffn_size)

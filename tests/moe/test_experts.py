@@ -103,14 +103,14 @@ def check_grouping(num_tokens, top_k, num_experts, block_rows, routing, device):
     assert rows[:used].tolist() == expected_rows
 
 
-def check_experts(size, dtype, device, batch_invariant):
+def check_experts(size, dtype, device, batch_invariant, total_experts=None):
     from cgprof.moe.experts_triton import run_experts
 
     x, ids, weights, gate_up, down = make_inputs(*size)
     x, gate_up, down = x.to(dtype), gate_up.to(dtype), down.to(dtype)
     expected = loop_of_matmuls(x.float(), ids, weights, gate_up.float(), down.float())
     inputs = [tensor.to(device) for tensor in (x, ids, weights, gate_up, down)]
-    found = run_experts(*inputs, batch_invariant=batch_invariant)
+    found = run_experts(*inputs, batch_invariant=batch_invariant, total_experts=total_experts)
     assert found.dtype is dtype
     tolerance = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}[dtype]
     torch.testing.assert_close(found.cpu().float(), expected, rtol=tolerance, atol=tolerance)
@@ -131,6 +131,12 @@ def test_grouping_lists_every_row_once_when_interpreted(size):
 @pytest.mark.parametrize("size", SIZES)
 def test_triton_experts_equal_a_loop_of_matmuls_when_interpreted(size, dtype):
     run_interpreted(check_experts, size, dtype, "cpu", False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("total_experts", [8, 64])
+def test_triton_experts_of_one_rank_equal_a_loop_of_matmuls_on_gpu(total_experts):
+    check_experts((300, 4, 8, 128, 192, "mixed"), torch.bfloat16, "cuda", False, total_experts)
 
 
 def test_tiles_do_not_depend_on_the_batch_when_invariant():

@@ -1,0 +1,59 @@
+"""The tensor collectives of the expert exchange, under the names of every torch in range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from cgprof.moe.dispatcher import Lane
+from cgprof.parallel.groups import Ranks
+
+
+class _IntoOne(Protocol):
+    def __call__(
+        self, output: torch.Tensor, input: torch.Tensor, /, *, group: dist.ProcessGroup
+    ) -> object: ...
+
+
+def _newest(name: str, older: str) -> _IntoOne:
+    found: _IntoOne = getattr(dist, name if hasattr(dist, name) else older)
+    return found
+
+
+# torch 2.13 deprecates the older names, 2.11 has no others.
+_ALL_GATHER = _newest("all_gather_single", "all_gather_into_tensor")
+_REDUCE_SCATTER = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+
+
+class Exchange:
+    """One rank's end of the collectives; `lane` chooses the communicator."""
+
+    def __init__(self, ranks: Ranks, lane: Lane) -> None:
+        self._group = ranks.captured if lane == "captured" else ranks.eager
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """Fills received [P * n, ...] with every rank's sent [n, ...] in rank order."""
+        _ALL_GATHER(received, sent, group=self._group)
+
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
+        """Fills received [n, ...] with the sum over ranks of the part of sent [P * n, ...]."""
+        _REDUCE_SCATTER(received, sent, group=self._group)
+
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_sizes: Sequence[int] | None = None,
+        sent_sizes: Sequence[int] | None = None,
+    ) -> None:
+        """Sends the p-th part of `sent` to rank p; parts of one size unless sizes are given."""
+        dist.all_to_all_single(
+            received,
+            sent,
+            None if received_sizes is None else list(received_sizes),
+            None if sent_sizes is None else list(sent_sizes),
+            group=self._group,
+        )
