@@ -74,6 +74,12 @@ class RankError(CgprofError):
         self.problem = problem
 
 
+class RefusedByRankError(RankError):
+    """A rank refused its config or input."""
+
+    exit_code = 2
+
+
 class RecordError(CgprofError):
     """A run folder is unreadable, or of another schema version."""
 

@@ -1,0 +1,167 @@
+"""The process groups of a rank: gloo for votes and objects, two more for tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from cgprof.config.schema import ParallelConfig
+from cgprof.errors import DeviceError, RankError
+from cgprof.parallel.grid import Rank
+from cgprof.parallel.meeting import meet
+from cgprof.parallel.nccl import Settings, gloo_group, prepare_nccl, tensor_group
+from cgprof.parallel.rounds import RoundKind, Rounds
+
+_AFTER_DEADLINE_S = 10.0  # an error that names the key comes before the library's own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The process groups of all ranks."""
+
+    control: dist.ProcessGroup
+    captured: dist.ProcessGroup
+    eager: dist.ProcessGroup
+
+
+class Ranks:
+    """This process among its peers.
+
+    `settings` is what the tensor groups were set to, for the record.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        device: torch.device,
+        groups: Groups,
+        store: Store,
+        parallel: ParallelConfig,
+        settings: Settings,
+    ) -> None:
+        self.rank, self.size, self.device = rank.rank, rank.size, device
+        self.control, self.captured, self.eager = groups.control, groups.captured, groups.eager
+        self.settings = settings
+        self.rounds = Rounds(self.control, store, rank=self.rank, size=self.size)
+        self.answer_timeout_s = parallel.replay_timeout_s
+        self._startup_timeout_s = parallel.startup_timeout_s
+        self._set_tensor_timeout(self.answer_timeout_s)
+
+    def gather_objects(self, mine: object) -> list[object]:
+        """Returns every rank's object in rank order; waits as long as a start-up may take.
+
+        Raises:
+            RankError: A rank did not answer, is gone, or is elsewhere in the program.
+        """
+        sent = self.rounds.all_bytes(pickle.dumps(mine), timeout_s=self._startup_timeout_s)
+        return [pickle.loads(data) for data in sent]
+
+    def barrier(self) -> None:
+        """Waits for all ranks, as long as a start-up may take.
+
+        Raises:
+            RankError: A rank did not answer, is gone, or is elsewhere in the program.
+        """
+        self.rounds.start(RoundKind.BARRIER, (), timeout_s=self._startup_timeout_s)
+        self.rounds.finish()
+
+    @contextlib.contextmanager
+    def extended(self, seconds: float | None = None) -> Iterator[None]:
+        """Lets votes and tensors wait longer: for compiling and warm-up. None: as a start-up."""
+        usual = self.answer_timeout_s
+        longer = max(usual, self._startup_timeout_s if seconds is None else seconds)
+        self.answer_timeout_s = longer
+        self._set_tensor_timeout(longer)
+        try:
+            yield
+        finally:
+            self.answer_timeout_s = usual
+            self._set_tensor_timeout(usual)
+
+    def lost(self, error: RuntimeError) -> RankError:
+        """Returns the error of a tensor collective that failed: it names the ranks that are silent.
+
+        The control group is of no use afterwards.
+        """
+        return self.rounds.lost(error)
+
+    def close(self) -> None:
+        """Leaves all groups. Graphs that hold their collectives must be gone."""
+        dist.destroy_process_group()
+
+    def _set_tensor_timeout(self, seconds: float) -> None:
+        limit = timedelta(seconds=seconds + (_AFTER_DEADLINE_S if self._on_cuda else 0.0))
+        for group in (self.captured, self.eager):
+            _set_pg_timeout(limit, group)
+
+    @property
+    def _on_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+
+def connect(rank: Rank, device: torch.device, parallel: ParallelConfig) -> Ranks:
+    """Joins the other ranks; returns when all are there.
+
+    On cuda the device is this rank's own of the host's, and becomes the current one.
+
+    Raises:
+        ConfigError: Nothing says where the ranks meet.
+        RankError: They did not meet in time.
+        DeviceError: Two ranks have one device.
+    """
+    on_cuda = device.type == "cuda"
+    settings = prepare_nccl(parallel) if on_cuda else {}
+    device = _own_device(rank) if on_cuda else device
+    limit = timedelta(seconds=parallel.startup_timeout_s)
+    store = meet(rank, limit)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank.rank, world_size=rank.size, timeout=limit
+    )
+    groups = Groups(
+        control=gloo_group(limit),
+        captured=tensor_group(device, parallel, limit),
+        eager=tensor_group(device, parallel, limit),
+    )
+    ranks = Ranks(rank, device, groups, store, parallel, settings)
+    if on_cuda:
+        _refuse_shared_device(ranks)
+        _start_communicators(ranks)
+    return ranks
+
+
+def _own_device(rank: Rank) -> torch.device:
+    count = torch.cuda.device_count()
+    if not count:
+        raise DeviceError(f"rank {rank.rank}: no CUDA device is visible; use --device cpu")
+    device = torch.device("cuda", rank.local_rank % count)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _refuse_shared_device(ranks: Ranks) -> None:
+    """Ranks may each see one device under the same index, or all see too few."""
+    uuid = str(torch.cuda.get_device_properties(ranks.device).uuid)
+    owners: dict[object, int] = {}
+    for rank, found in enumerate(ranks.gather_objects((socket.gethostname(), uuid))):
+        first = owners.setdefault(found, rank)
+        if first != rank:
+            raise DeviceError(
+                f"ranks {first} and {rank} have the same CUDA device; "
+                "each rank needs its own: use a smaller --data-parallel-size"
+            )
+
+
+def _start_communicators(ranks: Ranks) -> None:
+    """NCCL connects at the first collective, which must not be a captured one."""
+    for group in (ranks.captured, ranks.eager):
+        dist.all_reduce(torch.zeros(1, device=ranks.device), group=group)
+    torch.cuda.synchronize(ranks.device)

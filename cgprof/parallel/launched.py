@@ -1,0 +1,44 @@
+"""What a rank does before all else when a launcher started it: it does not outlive its launcher."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from types import TracebackType
+
+from cgprof.parallel.failure import report_failure
+
+LAUNCHER = "CGPROF_LAUNCHER_PID"
+_PR_SET_PDEATHSIG = 1  # Source: prctl(2), linux/prctl.h
+
+
+def follow_launcher() -> None:
+    """Ties this process to its launcher; without one, does nothing.
+
+    The kernel kills it when the launcher is gone, and an error that nothing catches becomes the
+    launcher's to tell. Call it before Typer is imported, which keeps the hook that it then finds.
+    """
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != int(launcher):  # it went away before the kernel was asked
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.excepthook = _report_bug
+
+
+def _report_bug(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    message = "".join(traceback.format_exception_only(kind, error)).strip()
+    told = issubclass(kind, Exception) and report_failure(
+        int(os.environ["RANK"]), message, 3, traceback=text
+    )
+    if not told:
+        sys.__excepthook__(kind, error, trace)
