@@ -16,6 +16,7 @@ from cgprof.accuracy.result import Scored
 from cgprof.accuracy.score import score_both, score_task
 from cgprof.accuracy.sensitivity import judge_fault, leg_colours
 from cgprof.accuracy.weights import check_weights
+from cgprof.batch.request import Request
 from cgprof.engine.engine import serve
 from cgprof.engine.worker import Engine
 from cgprof.engine.workload import workload
@@ -37,7 +38,8 @@ from cgprof.measure.profile import (
 )
 from cgprof.measure.progress import Progress
 from cgprof.measure.shortage import with_final_words
-from cgprof.record.store import RunWriter
+from cgprof.parallel.agree import agree_success
+from cgprof.record.store import NoFolder, RunWriter
 from cgprof.record.types import (
     AccuracyResult,
     CheckRecord,
@@ -55,7 +57,7 @@ class JobTools:
     """What a job works with."""
 
     engine: Engine
-    writer: RunWriter
+    writer: RunWriter | NoFolder
     progress: Progress
     nvml: NvmlDevice | None
     kept: Kept
@@ -76,6 +78,7 @@ class Job:
         self._clock: Clock = clock_for(tools.engine.device)
         self._graphs: list[GraphRecord] = []
         self._seconds: dict[str, float] = {}
+        self._others: tuple[RankRecord, ...] = ()
         self._saving_s = 0.0
         self._writer.samples = tools.kept.samples
         self._writer.items = list(tools.kept.items)
@@ -108,7 +111,7 @@ class Job:
         ):
             if not self._graphs:
                 self._seconds["start to first captured key"] = time.monotonic() - self._started_s
-            self._graphs.append(self._kept.complete(graph))
+            self._graphs.append(self._kept.complete(self._agreed(graph)))
             self.save("partial")
         self._graphs = with_final_words(self._graphs, points.shortages)
         for kind in (False, True):
@@ -124,6 +127,7 @@ class Job:
         self._seconds |= {f"capture: {name}": seconds for name, seconds in parts.items()}
         self._progress.say(describe_parts(parts))
         self._totals = memory_totals(engine, points, self._graphs)
+        self._gather()
         self.save("partial")
 
     def profile(self) -> None:
@@ -150,6 +154,7 @@ class Job:
             )
         counted = count_outside(self._engine, self._graphs)
         self._graphs = [self._with_replays(graph) for graph in counted]
+        self._gather()
         self.save("partial")
 
     def check_parity(self, keys: Collection[GraphKey] | None = None) -> None:
@@ -167,6 +172,7 @@ class Job:
             update = {"parity": checker.check(graph.key), "parity_process_id": os.getpid()}
             self._graphs[index] = self._with_replays(graph.model_copy(update=update))
             self.save("partial")
+        self._gather()
 
     def score(self, choice: ChosenTask) -> tuple[Scored, ...]:
         """Scores the task eager and by replay; returns both scores, or nothing without a task.
@@ -232,22 +238,66 @@ class Job:
         engine.runner.decisions.clear()
         self._progress.say("serving a short workload")
         try:
-            serve(engine, workload(engine.config, engine.model_config))
+            serve(engine, self._own_part(workload(engine.config, engine.model_config)))
         except CgprofError as error:
+            if engine.ranks is not None:
+                raise  # the other ranks wait for this one
             self._fail("serve", error)
+        self._gather()
 
     def save(self, status: str) -> None:
         """Rewrites the folder."""
         begun_s = time.monotonic()
-        rank = RankRecord(
-            graphs=(*self._graphs, *self._kept.rest(self._graphs)),
-            decisions=_decisions(self._engine) if status != "partial" else (),
-            totals=getattr(self, "_totals", None),
-        )
+        rank = self._rank_record(with_decisions=status != "partial")
         self._seconds["writing the run folder"] = self._saving_s
-        self._update(status=status, ranks=(rank,), process_seconds=dict(self._seconds))
+        ranks = (rank, *self._others)
+        self._update(status=status, ranks=ranks, process_seconds=dict(self._seconds))
         self._writer.write(self.record)
         self._saving_s += time.monotonic() - begun_s
+
+    def _rank_record(self, *, with_decisions: bool) -> RankRecord:
+        ranks = self._engine.ranks
+        return RankRecord(
+            rank=0 if ranks is None else ranks.rank,
+            graphs=(*self._graphs, *self._kept.rest(self._graphs)),
+            decisions=_decisions(self._engine) if with_decisions else (),
+            totals=getattr(self, "_totals", None),
+        )
+
+    def _agreed(self, graph: GraphRecord) -> GraphRecord:
+        """A key that failed on any rank is dropped on all: only what all captured can replay."""
+        engine = self._engine
+        if engine.ranks is None:
+            return graph
+        problems = agree_success(engine.ranks, graph.failure, what=graph.label)
+        if not problems or graph.failure is not None:
+            return graph
+        engine.graphs.drop(graph.key)
+        told = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
+        failure = f"dropped, since another rank could not capture it: {told}"
+        return GraphRecord(
+            key=graph.key,
+            label=graph.label,
+            requested_mode=graph.requested_mode,
+            effective_mode=RuntimeMode.NONE.name,
+            failure=failure,
+        )
+
+    def _own_part(self, requests: list[Request]) -> list[Request]:
+        """Unlike loads: rank 0 serves all requests, each further rank fewer of them."""
+        ranks = self._engine.ranks
+        if ranks is None:
+            return requests
+        return requests[: len(requests) * (ranks.size - ranks.rank) // ranks.size]
+
+    def _gather(self) -> None:
+        """Brings the other ranks' records to the one that keeps the folder."""
+        ranks = self._engine.ranks
+        if ranks is None:
+            return
+        sent = ranks.gather_objects(self._rank_record(with_decisions=True).model_dump_json())
+        found = [RankRecord.model_validate_json(str(text)) for text in sent]
+        self._others = tuple(record for record in found if record.rank != ranks.rank)
 
     def _with_replays(self, graph: GraphRecord) -> GraphRecord:
         """The record with this process's replays, and those that were kept with its timings."""

@@ -10,11 +10,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
+from torch.distributed import DistError
+
 from cgprof.accuracy.choice import CheckOptions, choose_task
 from cgprof.config.compat import check
 from cgprof.config.load import fingerprint, load_run
 from cgprof.config.schema import ModelConfig, RunConfig
-from cgprof.engine.worker import Engine, choose_device
+from cgprof.engine.room import choose_device
+from cgprof.engine.worker import Engine
+from cgprof.errors import UnsupportedError
 from cgprof.graphs.modes import ResolvedPolicy
 from cgprof.graphs.plan import CapturePlan
 from cgprof.graphs.plan_record import plan_record, resolve_plan
@@ -22,6 +26,10 @@ from cgprof.job import Job, JobTools, describe_kept
 from cgprof.measure.device import current_device
 from cgprof.measure.kept import Kept, keep, nothing_kept
 from cgprof.measure.progress import Progress
+from cgprof.parallel.agree import agree_equal
+from cgprof.parallel.canonical import code_version
+from cgprof.parallel.grid import Rank
+from cgprof.parallel.groups import Ranks, connect
 from cgprof.record.environment import collect
 from cgprof.record.place import Environment, RunProcess
 from cgprof.record.resume import (
@@ -29,7 +37,7 @@ from cgprof.record.resume import (
     require_same_place,
     require_same_request,
 )
-from cgprof.record.store import RunWriter, read_items, read_run, read_sample_table
+from cgprof.record.store import NoFolder, RunWriter, read_items, read_run, read_sample_table
 from cgprof.record.types import RunRecord
 
 Say = Callable[[str], None]
@@ -52,17 +60,20 @@ def capture_run(
     output_dir: Path | None,
     force: bool,
     progress: Say,
-) -> tuple[Path, RunRecord]:
+    rank: Rank | None = None,
+) -> tuple[Path | None, RunRecord]:
     """Captures, profiles and checks every planned key; the folder is rewritten after each of them.
+
+    Several ranks run this side by side; rank 0 keeps the folder, the others return None for it.
 
     Raises:
         CgprofError: The run is refused, or the device cannot hold it. A key that fails is a
             record with its failure.
     """
-    order = _Order(run, model, "capture")
+    order = _Order(run, model, "capture", rank=rank)
     writer = order.new_writer(output_dir, force)
     record = _capture(order, writer, progress)
-    return writer.path, record
+    return _folder(writer), record
 
 
 def resume_run(
@@ -84,6 +95,9 @@ def resume_run(
         require_resumable(folder, record)
         if record.status == "complete":
             return None
+        if record.config.parallel.data_parallel_size > 1:
+            problem = "a run on several ranks cannot be resumed; start a new one"
+            raise UnsupportedError("--resume", problem)
         run, model = asked or _recorded_request(record)
         policy, plan = plan_run(run, model)
         require_same_request(folder, record, run, model, plan_record(policy, plan))
@@ -100,7 +114,8 @@ def check_run(
     output_dir: Path | None,
     force: bool,
     progress: Say,
-) -> tuple[Path, RunRecord]:
+    rank: Rank | None = None,
+) -> tuple[Path | None, RunRecord]:
     """Captures the plan without timing it and checks it: parity, greedy runs, weights, a task.
 
     Raises:
@@ -111,12 +126,12 @@ def check_run(
     choice = choose_task(
         model, options.task, kind=options.task_kind, limit=options.limit, seed=run.seed
     )
-    order = _Order(run, model, "check")
+    order = _Order(run, model, "check", rank=rank)
     writer = order.new_writer(output_dir, force)
     with _started(order, writer, progress) as job:
         job.capture()
         job.check(options, choice)
-    return writer.path, job.record
+    return _folder(writer), job.record
 
 
 class _Order:
@@ -130,7 +145,9 @@ class _Order:
         *,
         earlier: RunRecord | None = None,
         kept: Kept | None = None,
+        rank: Rank | None = None,
     ) -> None:
+        self.rank = rank
         self.run = run
         self.model = model
         self.command = command
@@ -140,8 +157,10 @@ class _Order:
         self.stamp = datetime.now(UTC)
         self.name = f"{self.stamp:%Y%m%dT%H%M%SZ}_{model.name}_{self.policy.policy.value}"
 
-    def new_writer(self, output_dir: Path | None, force: bool) -> RunWriter:
+    def new_writer(self, output_dir: Path | None, force: bool) -> RunWriter | NoFolder:
         """Returns the writer of a run that begins here."""
+        if self.rank is not None and self.rank.rank:
+            return NoFolder()
         folder = output_dir or Path("runs") / self.name
         return RunWriter(folder, force=force, numbered=output_dir is None)
 
@@ -184,7 +203,11 @@ class _Order:
         )
 
 
-def _capture(order: _Order, writer: RunWriter, say: Say) -> RunRecord:
+def _folder(writer: RunWriter | NoFolder) -> Path | None:
+    return writer.path if isinstance(writer, RunWriter) else None
+
+
+def _capture(order: _Order, writer: RunWriter | NoFolder, say: Say) -> RunRecord:
     choice = choose_task(order.model, seed=order.run.seed)
     with _started(order, writer, say) as job:
         job.capture()
@@ -197,19 +220,21 @@ def _capture(order: _Order, writer: RunWriter, say: Say) -> RunRecord:
 
 
 @contextmanager
-def _started(order: _Order, writer: RunWriter, say: Say) -> Iterator[Job]:
+def _started(order: _Order, writer: RunWriter | NoFolder, say: Say) -> Iterator[Job]:
     """Builds the engine and opens the folder; at the end the record says how it went."""
     started_s = time.monotonic()
-    with writer, Progress(say) as progress:
+    with writer, Progress(say) as progress, _joined(order) as ranks:
         writer.reserve()
-        device = choose_device(order.run.measure.device)
+        device = choose_device(order.run.measure.device) if ranks is None else ranks.device
         found, nvml, doubt = current_device(device)
         environment = collect(found)
-        if order.earlier is not None:
+        if order.earlier is not None and isinstance(writer, RunWriter):
             recorder = "cuda" if device.type == "cuda" else "tape"
             require_same_place(writer.path, order.earlier, recorder, environment)
+        if ranks is not None:
+            _require_alike(ranks, order, environment)
         progress.say(f"building {order.model.name}")
-        engine = Engine(order.run, order.model, order.plan)
+        engine = Engine(order.run, order.model, order.plan, ranks)
         try:
             with engine.active():
                 tools = JobTools(
@@ -227,6 +252,37 @@ def _started(order: _Order, writer: RunWriter, say: Say) -> Iterator[Job]:
             engine.close()
 
 
+@contextmanager
+def _joined(order: _Order) -> Iterator[Ranks | None]:
+    """Joins the other ranks for the time of a run."""
+    if order.rank is None:
+        yield None
+        return
+    ranks = connect(order.rank, choose_device(order.run.measure.device), order.run.parallel)
+    try:
+        yield ranks
+    except RuntimeError as error:
+        if not _is_of_a_collective(error):
+            raise
+        raise ranks.lost(error) from error
+    finally:
+        ranks.close()
+
+
+def _is_of_a_collective(error: RuntimeError) -> bool:
+    """Whether a peer is gone or late: gloo's errors have no type of their own."""
+    return isinstance(error, DistError) or "gloo" in str(error)
+
+
+def _require_alike(ranks: Ranks, order: _Order, environment: Environment) -> None:
+    """Ranks that run unlike programs would meet in unlike collectives, or wait for ever."""
+    agree_equal(ranks, "config", order.run)
+    agree_equal(ranks, "model", {**order.model.model_dump(mode="json"), "directory": None})
+    agree_equal(ranks, "plan", [str(key) for key in order.plan.keys])
+    versions = {"cgprof": code_version(), "torch": environment.torch}
+    agree_equal(ranks, "versions", versions)
+
+
 def _recorded_request(record: RunRecord) -> tuple[RunConfig, ModelConfig]:
     """What a run was asked for, with its model card and weights read again."""
     settings = record.config.model_dump(mode="json", exclude_none=True)
@@ -237,7 +293,7 @@ def _recorded_request(record: RunRecord) -> tuple[RunConfig, ModelConfig]:
 
 def _notes(engine: Engine, doubt: str | None) -> tuple[str, ...]:
     notes = []
-    if engine.microbatches is not None:
+    if engine.microbatches is not None and engine.ranks is None:
         notes.append(
             "one device: the expert exchange is a loopback on the communication stream, for plain "
             "keys as well; there was nothing to hide"

@@ -23,6 +23,8 @@ MAY_TOUCH_CUDA = (
     "measure.memory",
     "measure.nvml",
     "engine.tokens",
+    "engine.room",
+    "parallel.groups",
     "engine.worker",
 )
 

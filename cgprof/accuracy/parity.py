@@ -120,7 +120,7 @@ class ParityChecker:
     def fill(self, filling: Filling) -> Step:
         """Makes the requests of a filling live, unless they are, and free KV blocks NaN."""
         engine = self._engine
-        step = engine.live.fill(filling.contexts, filling.query_lens, engine.config.seed)
+        step = engine.live.fill(filling.contexts, filling.query_lens, engine.input_seed)
         engine.poison_free_kv()
         return step
 

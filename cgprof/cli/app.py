@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from cgprof import __version__
 from cgprof.cli import capture, check, compare, devices, generate, inspect, plan, report, weights
+from cgprof.cli.ranks import is_launched, told_launcher
 from cgprof.errors import CgprofError, ConfigError
 
 _INTERRUPTED = 130  # 128 + SIGINT
@@ -72,13 +73,13 @@ def _errors_to_exits() -> Iterator[None]:
             raise
         _flush_stdout()
     except CgprofError as error:
-        _complain(f"error: {_on_one_line(str(error))}")
+        _tell(error)
         raise typer.Exit(error.exit_code) from error
     except _UsageError as error:
         _complain(_usage_line(error))
         raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt as error:
-        _complain("interrupted")
+        _tell(error)
         raise typer.Exit(_INTERRUPTED) from error
     except BrokenPipeError as error:
         _drop(sys.stdout, sys.stderr)
@@ -116,6 +117,15 @@ def _usage_line(error: typer.BadParameter) -> str:
 def _on_one_line(text: str) -> str:
     """Escapes what would break the line, or steer a terminal."""
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+
+
+def _tell(error: CgprofError | KeyboardInterrupt) -> None:
+    """Says what ended the program; a launched rank leaves that to its launcher."""
+    if isinstance(error, KeyboardInterrupt):
+        if not is_launched():
+            _complain("interrupted")
+    elif not told_launcher(error):
+        _complain(f"error: {_on_one_line(str(error))}")
 
 
 def _complain(line: str) -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cgprof.cli import options
+from cgprof.cli.ranks import exit_code_of, own_rank
 from cgprof.errors import ConfigError
 from cgprof.report.formats import OutputFormat
 
 if TYPE_CHECKING:
+    from cgprof.parallel.grid import Rank
     from cgprof.record.types import RunRecord
 
 _CHECK_FAILED = 1
@@ -47,6 +49,10 @@ def capture(
     dbo_decode_token_threshold: options.DecodeThreshold = None,
     dbo_prefill_token_threshold: options.PrefillThreshold = None,
     twins: options.Twins = None,
+    data_parallel_size: options.DataParallelSize = None,
+    all2all_backend: options.All2AllBackend = None,
+    verify_decisions: options.VerifyDecisions = None,
+    nccl_graph_mixing: options.NcclGraphMixing = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     max_model_len: options.MaxModelLen = None,
@@ -73,9 +79,12 @@ def capture(
     accuracy that were finished, each with the id of the process that measured it. Config, model,
     plan, cgprof, libraries and device must be what they were.
     """
+    rank: Rank | None = None
+    folder: Path | None
 
     def say(line: str) -> None:
-        typer.echo(line, err=True)
+        if rank is None or not rank.rank:
+            typer.echo(line, err=True)
 
     if resume is not None:
         _refuse_beside_resume(output_dir, force)
@@ -90,16 +99,20 @@ def capture(
         folder, record = resume, resumed
     else:
         run, card = options.load_options(ctx.params)
+        rank = own_rank(run)
 
         from cgprof.run import capture_run
 
-        folder, record = capture_run(run, card, output_dir=output_dir, force=force, progress=say)
+        folder, record = capture_run(
+            run, card, output_dir=output_dir, force=force, progress=say, rank=rank
+        )
 
-    from cgprof.report.tables import capture_document
+    if folder is not None:
+        from cgprof.report.tables import capture_document
 
-    options.emit(capture_document(record), output_format)
-    say(f"run folder: {folder}")
-    raise typer.Exit(exit_code(record))
+        options.emit(capture_document(record), output_format)
+        say(f"run folder: {folder}")
+    raise typer.Exit(exit_code_of(rank, exit_code(record)))
 
 
 def _has_settings(params: Mapping[str, object]) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from cgprof.cli import options
+from cgprof.cli.ranks import exit_code_of, own_rank
 from cgprof.report.formats import OutputFormat
 
 if TYPE_CHECKING:
@@ -67,6 +68,10 @@ def check(
     dbo_decode_token_threshold: options.DecodeThreshold = None,
     dbo_prefill_token_threshold: options.PrefillThreshold = None,
     twins: options.Twins = None,
+    data_parallel_size: options.DataParallelSize = None,
+    all2all_backend: options.All2AllBackend = None,
+    verify_decisions: options.VerifyDecisions = None,
+    nccl_graph_mixing: options.NcclGraphMixing = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     max_model_len: options.MaxModelLen = None,
@@ -100,6 +105,12 @@ def check(
     from cgprof.report.check import check_document
     from cgprof.run import check_run
 
+    rank = own_rank(run)
+
+    def say(line: str) -> None:
+        if rank is None or not rank.rank:
+            typer.echo(line, err=True)
+
     folder, record = check_run(
         run,
         card,
@@ -113,11 +124,14 @@ def check(
         ),
         output_dir=output_dir,
         force=force,
-        progress=lambda line: typer.echo(line, err=True),
+        progress=say,
+        rank=rank,
     )
-    options.emit(check_document(record), output_format)
-    typer.echo(f"run folder: {folder}", err=True)
-    raise typer.Exit(exit_code(record, fail_on_inconclusive=fail_on_inconclusive))
+    if folder is not None:
+        options.emit(check_document(record), output_format)
+        say(f"run folder: {folder}")
+    code = exit_code(record, fail_on_inconclusive=fail_on_inconclusive)
+    raise typer.Exit(exit_code_of(rank, code))
 
 
 def exit_code(record: RunRecord, *, fail_on_inconclusive: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from cgprof.config.flags import spell
-from cgprof.config.schema import ModelConfig, RunConfig
+from cgprof.config.schema import All2AllBackend, ModelConfig, RunConfig
 from cgprof.errors import ConfigError, UnsupportedError
 from cgprof.shapes import CapturePolicy, RuntimeMode
 
@@ -33,11 +33,42 @@ def _dbo_needs_experts(run: RunConfig, model: ModelConfig) -> Iterator[ConfigErr
         )
 
 
-def _one_rank_only(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
-    if run.parallel.data_parallel_size > 1:
+def _captured_exchange_needs_no_host(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    backend, policy = run.parallel.all2all_backend, run.capture.policy
+    if backend is All2AllBackend.EXACT and policy is not CapturePolicy.NONE:
+        fixed = " or ".join(other.value for other in All2AllBackend if other is not backend)
+        yield UnsupportedError(
+            spell("parallel.all2all_backend"),
+            f"{backend.value} cannot be captured, and --mode {policy.value} captures: the host "
+            "waits for the number of tokens that each rank gets (host sync), which a graph cannot "
+            f"hold; use {fixed}, or --mode none",
+        )
+
+
+def _capacity_holds_a_step(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    parallel, needs = run.parallel, run.limits.max_num_batched_tokens
+    capacity = parallel.dispatch_capacity
+    could_drop = (
+        model.is_moe
+        and parallel.data_parallel_size > 1
+        and parallel.all2all_backend is All2AllBackend.ALL_TO_ALL
+    )
+    if could_drop and capacity is not None and capacity < needs and not parallel.drop_over_capacity:
+        yield UnsupportedError(
+            spell("parallel.dispatch_capacity"),
+            f"a step may send all of its {needs} tokens (--max-num-batched-tokens) to one rank: "
+            f"needs {needs}, have {capacity}; raise it, leave it out, or accept that tokens are "
+            "dropped with --set parallel.drop_over_capacity=true",
+        )
+
+
+def _ranks_share_experts(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    size = run.parallel.data_parallel_size
+    if size > 1 and not model.is_moe:
         yield UnsupportedError(
             spell("parallel.data_parallel_size"),
-            f"{run.parallel.data_parallel_size} ranks cannot be started yet; use 1",
+            f"{size} ranks share the experts of a model, and there are no experts in this config "
+            f"({model.name}); run it on one rank",
         )
 
 
@@ -143,7 +174,9 @@ def _longest_query(run: RunConfig) -> int:
 
 
 _RULES: tuple[Rule, ...] = (
-    _one_rank_only,
+    _captured_exchange_needs_no_host,
+    _capacity_holds_a_step,
+    _ranks_share_experts,
     _dbo_needs_experts,
     _thresholds_fill_microbatches,
     _block_size_is_power_of_two,

@@ -51,7 +51,8 @@ class ParallelConfig(_Part):
 
     data_parallel_size: Positive = 1
     all2all_backend: All2AllBackend = All2AllBackend.ALL_TO_ALL
-    dispatch_capacity: Positive | None = None  # rows for one other rank a step; None: its tokens
+    dispatch_capacity: Positive | None = None  # rows for one rank in all-to-all; None: its tokens
+    drop_over_capacity: bool = False  # else a capacity below a step's tokens is refused
     verify_decisions: bool = False  # compare every decision's hash before it is launched
     nccl_graph_mixing: bool = False  # several graphs and eager calls may share a communicator
     comm_stream_priority: Annotated[int, Field(ge=-5, le=0)] = 0

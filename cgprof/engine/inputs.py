@@ -43,6 +43,11 @@ class WrittenInputs:
     any_random: bool  # whether a request samples, and not all are greedy
 
 
+def padded_requests(key: GraphKey, shape: BatchShape) -> int:
+    """Returns the rows of the block table that a step uses; an idle rank's has one of padding."""
+    return max(shape.num_reqs, 1) if key.num_reqs is None else key.num_reqs
+
+
 class InputWriter:
     """Fills the buffers from the requests' state."""
 
@@ -71,7 +76,7 @@ class InputWriter:
 
     def _check_fit(self, key: GraphKey, shape: BatchShape) -> int:
         """Returns the padded number of requests; these bounds guard the writes that follow."""
-        num_reqs = shape.num_reqs if key.num_reqs is None else key.num_reqs
+        num_reqs = padded_requests(key, shape)
         tokens, reqs = self._buffers.max_num_tokens, self._buffers.max_num_reqs
         if key.num_tokens > tokens or num_reqs > reqs:
             raise ReplayError(str(key), f"the buffers hold {tokens} tokens and {reqs} requests")

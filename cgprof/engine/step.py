@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -17,7 +16,8 @@ from cgprof.batch.buffers import InputBuffers
 from cgprof.batch.context import AttentionMetadata, ForwardContext, Handoff, InputBatch
 from cgprof.batch.request import RequestTable
 from cgprof.config.schema import Limits, MicrobatchConfig
-from cgprof.engine.inputs import CLEAN, InputWriter, PaddingFill
+from cgprof.engine.inputs import CLEAN, InputWriter, PaddingFill, padded_requests
+from cgprof.engine.peers import Peers
 from cgprof.engine.sampler import greedy, sample
 from cgprof.engine.tokens import PendingTokens, TokenRing
 from cgprof.engine.types import IDLE_STEP, PreparedStep, Step
@@ -28,6 +28,7 @@ from cgprof.kvcache.block_table import BlockTable
 from cgprof.microbatch.runner import MicrobatchRunner
 from cgprof.microbatch.split import Microbatch, slice_context
 from cgprof.models.decoder import Decoder
+from cgprof.moe.dispatcher import TokenDispatcher
 from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision, StepVote
 
 
@@ -51,16 +52,6 @@ class Splitting:
     handoff: Handoff  # of whole steps
 
 
-class Exchange(Protocol):
-    """Shares each rank's vote with all of them; see `parallel.dp`."""
-
-    def start(self, vote: StepVote) -> None:
-        """Sends this rank's vote."""
-
-    def finish(self) -> Sequence[StepVote]:
-        """Returns all votes in rank order."""
-
-
 class StepRunner:
     """Runs steps over one set of buffers. Call everything on the engine's compute stream."""
 
@@ -72,7 +63,8 @@ class StepRunner:
         graphs: GraphManager,
         splitting: Splitting,
         limits: Limits,
-        exchange: Exchange | None = None,
+        dispatcher: TokenDispatcher,
+        peers: Peers | None = None,
     ) -> None:
         self.model = model
         self.decisions: Counter[tuple[GraphKey, DecisionReason]] = Counter()
@@ -85,7 +77,9 @@ class StepRunner:
         self._handoff = splitting.handoff
         self._limits = limits
         self._config = splitting.config
-        self._exchange = exchange
+        self._dispatcher = dispatcher
+        self._peers = peers
+        self._num_ranks = 1 if peers is None else peers.size
         self._votes: dict[BatchShape, StepVote] = {}
         self._known: dict[tuple[StepVote, ...], StepDecision] = {}
         self._known_keys: tuple[GraphKey, ...] = ()
@@ -94,7 +88,7 @@ class StepRunner:
     @property
     def has_peers(self) -> bool:
         """Whether other ranks take part in every step."""
-        return self._exchange is not None
+        return self._peers is not None
 
     def share(self, step: Step) -> tuple[StepVote, ...]:
         """Returns all ranks' votes on their steps, this rank's among them.
@@ -108,10 +102,10 @@ class StepRunner:
         own = self._votes.get(step.shape)
         if own is None:
             own = self._votes[step.shape] = vote(step.shape, keys, self._config)
-        if self._exchange is None:
+        if self._peers is None:
             return (own,)
-        self._exchange.start(own)
-        return tuple(self._exchange.finish())
+        self._peers.start(own)
+        return tuple(self._peers.finish())
 
     def decide(self, step: Step, votes: tuple[StepVote, ...] | None = None) -> StepDecision:
         """Returns what this step runs as, by the rules that all ranks share.
@@ -122,6 +116,8 @@ class StepRunner:
         decision = self._known.get(votes)
         if decision is None:
             decision = self._known[votes] = decide(votes, self._known_keys, self._config)
+        if self._peers is not None:
+            self._peers.check(decision)
         return decision
 
     def prepare(
@@ -160,6 +156,7 @@ class StepRunner:
         if prepared.graph is not None:
             output = self._graphs.replay(prepared.graph)
         else:
+            self._dispatcher.lane = "eager"
             self._forward(prepared.contexts, prepared.token_slices)()
             output = self._output[: prepared.decision.key.num_tokens]
         if count:
@@ -178,12 +175,16 @@ class StepRunner:
             tokens = sample(scores, fields.temperature[:num_reqs], fields.draws[:num_reqs])
         else:
             tokens = greedy(scores)
-        return self._tokens.send(tokens, prepared.step.shape.num_reqs)
+        pending = self._tokens.send(tokens, prepared.step.shape.num_reqs)
+        if self._peers is not None:
+            self._peers.launched(prepared.decision.key, pending.is_done)
+        return pending
 
     def capture_factory(self, key: GraphKey) -> Callable[[], Callable[[], None]]:
         """Returns what a capture calls: it writes a batch of padding and hands out the pass."""
 
         def make_forward() -> Callable[[], None]:
+            self._dispatcher.lane = "captured"
             parts = self.inputs.write(IDLE_STEP, key, CLEAN).microbatches
             contexts = self._contexts(key, IDLE_STEP.shape, parts, None)
             return self._forward(contexts, tuple(m.token_slice for m in parts))
@@ -225,7 +226,7 @@ class StepRunner:
     ) -> tuple[ForwardContext, ...]:
         """The whole batch's context, or one a microbatch; `longest` None takes the key's bounds."""
         fields = self._buffers.device_fields
-        num_reqs = shape.num_reqs if key.num_reqs is None else key.num_reqs
+        num_reqs = padded_requests(key, shape)
         exact = longest is not None
         whole = ForwardContext(
             batch=InputBatch(
@@ -245,7 +246,7 @@ class StepRunner:
                 ),
                 max_seq_len=longest if longest is not None else self._limits.max_model_len,
             ),
-            tokens_per_rank=(key.num_tokens,),
+            tokens_per_rank=(key.num_tokens,) * self._num_ranks,
             handoff=self._handoff,
         )
         if not microbatches or self._microbatches is None:

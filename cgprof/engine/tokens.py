@@ -16,6 +16,10 @@ class PendingTokens:
         self._host = host
         self._done = done
 
+    def is_done(self) -> bool:
+        """Whether the copy, and all that was enqueued before it, is done."""
+        return self._done is None or self._done.query()
+
     def wait(self) -> NDArray[np.int64]:
         """Waits for the copy and returns one token a request [r]."""
         if self._done is not None:

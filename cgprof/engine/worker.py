@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -16,11 +15,12 @@ from cgprof.batch.context import Handoff, PlainHandoff
 from cgprof.batch.request import RequestTable
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.engine.live import LiveRequests
+from cgprof.engine.peers import Peers
 from cgprof.engine.reference import Reference
+from cgprof.engine.room import Room, choose_device
 from cgprof.engine.scheduler import Scheduler
 from cgprof.engine.step import Splitting, StepMemory, StepRunner
 from cgprof.engine.types import Step
-from cgprof.errors import DeviceError
 from cgprof.graphs.cuda import CudaRecorder
 from cgprof.graphs.dispatch import eager_key
 from cgprof.graphs.manager import CapturedGraph, GraphManager
@@ -32,7 +32,9 @@ from cgprof.kvcache.pool import BlockPool
 from cgprof.microbatch.runner import MicrobatchRunner, StreamHandoff
 from cgprof.models.decoder import Decoder
 from cgprof.models.zoo import build_model, weight_bytes
-from cgprof.moe.dispatcher import LocalDispatcher
+from cgprof.moe.backends import make_dispatcher
+from cgprof.parallel.ep import expert_range
+from cgprof.parallel.groups import Ranks
 from cgprof.shapes import DecisionReason, GraphKey, StepDecision
 
 _TOKEN_BYTES = 21  # of the input buffers: id, position, slot, padding
@@ -41,16 +43,25 @@ _TOKEN_BYTES = 21  # of the input buffers: id, position, slot, padding
 class Engine:
     """One rank's engine. Use it inside `active()`, which makes its compute stream current."""
 
-    def __init__(self, config: RunConfig, model_config: ModelConfig, plan: CapturePlan) -> None:
-        """Makes weights, cache and buffers.
+    def __init__(
+        self,
+        config: RunConfig,
+        model_config: ModelConfig,
+        plan: CapturePlan,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Makes weights, cache and buffers; `ranks` is this rank among its peers, None alone.
 
         Raises:
             DeviceError: No device of that kind, or the model and its cache do not fit.
+            RankError: Another rank is unlike this one, or does not answer.
         """
         self.config = config
+        self.ranks = ranks
+        self.peers: Peers | None = None
         self.model_config = model_config
         self.plan = plan
-        self.device = choose_device(config.measure.device)
+        self.device = choose_device(config.measure.device) if ranks is None else ranks.device
         self.dtype: torch.dtype = getattr(torch, model_config.dtype)
         on_gpu = self.device.type == "cuda"
         self.compute_stream = torch.cuda.Stream() if on_gpu else None
@@ -65,19 +76,27 @@ class Engine:
         with torch.inference_mode(), torch.cuda.stream(self.compute_stream):
             yield
 
+    @property
+    def input_seed(self) -> int:
+        """Seed of inputs: every rank has other tokens, so that none passes with another's."""
+        return self.config.seed + (0 if self.ranks is None else self.ranks.rank)
+
     def capture(self, key: GraphKey, mark: Callable[[str], None]) -> CapturedGraph:
         """Captures one key; `mark` is called between its phases, for memory readings."""
-        return self.graphs.capture(key, self.runner.capture_factory(key), mark=mark)
+        with nullcontext() if self.peers is None else self.peers.patient(f"capture of {key}"):
+            return self.graphs.capture(key, self.runner.capture_factory(key), mark=mark)
 
     def decision_for(self, key: GraphKey) -> StepDecision:
         """Returns the decision that forces a key, for profiling and checks."""
-        return StepDecision(key=key, tokens_per_rank=(key.num_tokens,), reason=DecisionReason.GRAPH)
+        size = 1 if self.ranks is None else self.ranks.size
+        tokens = (key.num_tokens,) * size
+        return StepDecision(key=key, tokens_per_rank=tokens, reason=DecisionReason.GRAPH)
 
     def live_step(self, key: GraphKey) -> Step:
         """Returns the full step of a key at the context length that launches are measured at."""
         most = max(-(-k.num_tokens // (k.num_reqs or 1)) for k in (*self.plan.keys, key))
         return self.live.live_step(
-            key, self.config.measure.context_len, most=most, seed=self.config.seed
+            key, self.config.measure.context_len, most=most, seed=self.input_seed
         )
 
     def expert_usage(self, step: Step) -> float | None:
@@ -118,25 +137,40 @@ class Engine:
 
     def close(self) -> None:
         """Frees the graphs and ends the microbatch threads."""
+        if self.peers is not None:
+            self.peers.close()
         self.graphs.free()
         if self.microbatches is not None:
             self.microbatches.close()
 
     def _build(self, split: bool) -> None:
         config, limits = self.config, self.config.limits
-        self.weights_bytes = weight_bytes(self.model_config, self.dtype)
-        self._check_room(self.weights_bytes, "the weights")
-        width = -(-limits.max_model_len // limits.block_size)
+        ranks, model_config = self.ranks, self.model_config
+        experts = None
+        if ranks is not None:
+            experts = expert_range(model_config.num_experts, ranks.size, ranks.rank)
         largest = max((key.num_tokens for key in self.plan.keys), default=0)
         num_tokens = max(limits.max_num_batched_tokens, largest)
-        self._check_step_room(num_tokens, width)
+        self.weights_bytes = weight_bytes(model_config, self.dtype, experts)
+        room = Room(self.device, model_config, limits, self.dtype)
+        room.check(self.weights_bytes, num_tokens)
+        dispatcher = make_dispatcher(
+            config.parallel,
+            ranks,
+            model_config,
+            dtype=self.dtype,
+            max_tokens=num_tokens,
+            num_microbatches=config.microbatch.num_microbatches if split else 1,
+            loopback=split,
+        )
         self.model: Decoder = build_model(
             self.model_config,
             device=self.device,
             dtype=self.dtype,
-            dispatcher=LocalDispatcher(loopback=split),
+            dispatcher=dispatcher,
             batch_invariant=config.model.batch_invariant,
             seed=config.seed,
+            experts=experts,
         )
         self.backend = self._attention()
         self.output = torch.zeros(
@@ -145,15 +179,17 @@ class Engine:
         self.buffers = InputBuffers(
             max_num_tokens=num_tokens,
             max_num_reqs=limits.max_num_seqs,
-            blocks_per_request=width,
+            blocks_per_request=room.blocks_per_request,
             num_microbatches=config.microbatch.num_microbatches,
             device=self.device,
         )
-        self.kv_cache = self._make_cache(width)
+        self.kv_cache = self._make_cache(room)
         self.model.bind_cache(self.kv_cache, self.backend)
         self.pool = BlockPool(self.kv_cache.shape[1])
         self.table = RequestTable(limits.max_num_seqs, limits.max_model_len)
-        self.block_table = BlockTable(limits.max_num_seqs, width, limits.block_size, self.pool)
+        self.block_table = BlockTable(
+            limits.max_num_seqs, room.blocks_per_request, limits.block_size, self.pool
+        )
         self.scheduler = Scheduler(self.table, self.block_table, limits)
         self.microbatches = self._microbatch_runner() if split else None
         self.recorder: Recorder = (
@@ -168,6 +204,8 @@ class Engine:
             extra_addresses={"kv_cache": self.model.cache_address},
             on_failure=self.microbatches.abort if self.microbatches else _nothing,
         )
+        if ranks is not None:
+            self.peers = Peers(ranks, self.graphs, config)
         self.runner = StepRunner(
             model=self.model,
             memory=StepMemory(
@@ -184,6 +222,8 @@ class Engine:
                 handoff=self._plain_handoff(),
             ),
             limits=limits,
+            dispatcher=dispatcher,
+            peers=self.peers,
         )
         self.live = LiveRequests(
             self.runner, self.table, self.block_table, limits, self.model_config.vocab_size
@@ -201,49 +241,12 @@ class Engine:
             batch_invariant=self.config.model.batch_invariant,
         )
 
-    def _make_cache(self, width: int) -> torch.Tensor:
-        """The cache [layers, blocks, 2, S, G, C]: all requests at full length, or what fits."""
-        limits, model = self.config.limits, self.model_config
-        shape = (2, limits.block_size, model.num_kv_heads, model.head_dim)
-        block_bytes = model.num_layers * torch.Size(shape).numel() * self.dtype.itemsize
-        free, total = device_memory(self.device)
-        kept_free = 1 - limits.gpu_memory_utilization if self.device.type == "cuda" else 0
-        room = free - int(total * kept_free)
-        blocks = limits.num_gpu_blocks_override or min(
-            1 + limits.max_num_seqs * width, room // block_bytes
-        )
-        if blocks * block_bytes > free:
-            raise DeviceError(
-                f"a KV cache of {blocks} blocks takes {blocks * block_bytes} bytes, the device has "
-                f"{free} free; lower --num-gpu-blocks-override"
-            )
-        if limits.num_gpu_blocks_override is None and blocks <= width:
-            raise DeviceError(
-                f"the KV cache needs at least {(width + 1) * block_bytes} bytes for one "
-                f"request of max_model_len {limits.max_model_len}, the device has {room} left "
-                "of its share; lower --max-model-len or raise --gpu-memory-utilization"
-            )
-        return torch.zeros((model.num_layers, blocks, *shape), dtype=self.dtype, device=self.device)
-
-    def _check_room(self, needed: int, what: str) -> None:
-        free, total = device_memory(self.device)
-        if needed > free:
-            raise DeviceError(
-                f"{what} of {self.model_config.name} take {needed} bytes, the device has {free} "
-                f"free of {total}; choose a smaller model or another --dtype"
-            )
-
-    def _check_step_room(self, num_tokens: int, blocks_per_request: int) -> None:
-        num_reqs = self.config.limits.max_num_seqs
-        hidden_bytes = self.model_config.hidden_size * self.dtype.itemsize
-        needed = num_tokens * (hidden_bytes + _TOKEN_BYTES) + 4 * num_reqs * blocks_per_request
-        free, _ = device_memory(self.device)
-        if self.weights_bytes + needed > free:
-            raise DeviceError(
-                f"the buffers of a step of {num_tokens} tokens and {num_reqs} requests take "
-                f"{needed} bytes beside {self.weights_bytes} of weights, the device has {free} "
-                "free; lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
-            )
+    def _make_cache(self, room: Room) -> torch.Tensor:
+        """The cache [layers, blocks, 2, S, G, C]; ranks schedule alike, so all have the fewest."""
+        blocks = room.cache_blocks()
+        if self.ranks is not None:
+            blocks = min(int(str(found)) for found in self.ranks.gather_objects(blocks))
+        return torch.zeros(room.cache_shape(blocks), dtype=self.dtype, device=self.device)
 
     def _microbatch_runner(self) -> MicrobatchRunner:
         runner = MicrobatchRunner(
@@ -259,32 +262,6 @@ class Engine:
         if self.compute_stream is None or self.comm_stream is None:
             return PlainHandoff()
         return StreamHandoff(self.compute_stream, self.comm_stream)
-
-
-def device_memory(device: torch.device) -> tuple[int, int]:
-    """Returns the free and the total bytes of a device; of the host for the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError), open("/proc/meminfo") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024, total
-    return total, total
-
-
-def choose_device(wanted: str) -> torch.device:
-    """Returns the device of `auto`, `cpu` or `cuda`.
-
-    Raises:
-        DeviceError: `cuda` was asked for and none is visible.
-    """
-    available = torch.cuda.is_available()
-    if wanted == "cuda" and not available:
-        raise DeviceError("--device cuda: no CUDA device is visible; use --device cpu")
-    if available and wanted != "cpu":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def _nothing() -> None:

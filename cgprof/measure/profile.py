@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cgprof.engine.worker import device_memory
+from cgprof.engine.room import device_memory
 from cgprof.errors import CaptureError, MicrobatchError, ReplayError
 from cgprof.graphs.modes import requested_mode
 from cgprof.measure.accounting import DeviceReading, graph_memory, witness

@@ -28,6 +28,30 @@ ITEMS = "items.parquet"  # only where a task was scored
 _PART = ".part"
 
 
+class NoFolder:
+    """The writer of a rank that keeps no folder: what it is given is gathered by another."""
+
+    def __init__(self) -> None:
+        self.samples = SampleSink()
+        self.items: list[ItemScore] = []
+
+    def __enter__(self) -> NoFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends nothing."""
+
+    def reserve(self) -> None:
+        """Reserves nothing."""
+
+    def claim(self) -> str:
+        """Claims nothing."""
+        return ""
+
+    def write(self, record: RunRecord) -> None:
+        """Writes nothing."""
+
+
 class RunWriter:
     """Writes one run's folder, again and again as the run grows; a context manager.
 

@@ -45,6 +45,44 @@ def test_threshold_does_not_matter_without_microbatches():
     check(*load_run(None, "tiny-dense", {"microbatch.decode_token_threshold": 0}))
 
 
+def capacity_settings(**changes: object) -> dict[str, object]:
+    """128 requests of up to 6 tokens each on two ranks, and room for 512 of 768."""
+    settings: dict[str, object] = {
+        "parallel.data_parallel_size": 2,
+        "parallel.dispatch_capacity": 512,
+        "limits.max_num_seqs": 128,
+        "limits.max_num_batched_tokens": 128 * 6,
+    }
+    return settings | {path.replace("__", "."): value for path, value in changes.items()}
+
+
+def capacity_problem(**changes: object) -> str:
+    """What is said against the capacity, if anything."""
+    try:
+        check(*load_run(None, "tiny-moe", capacity_settings(**changes)))
+    except ConfigError as error:
+        return error.problem if "dispatch_capacity" in error.where else ""
+    return ""
+
+
+def test_capacity_below_the_tokens_of_a_step_is_refused():
+    assert "needs 768, have 512" in capacity_problem()
+    assert "parallel.drop_over_capacity" in capacity_problem()
+    assert capacity_problem(parallel__dispatch_capacity=768) == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("drop_over_capacity", True),  # asked for
+        ("all2all_backend", "allgather-reducescatter"),  # has no capacity
+        ("data_parallel_size", 1),  # sends nothing
+    ],
+)
+def test_capacity_that_cannot_drop_unasked_is_allowed(field, value):
+    assert capacity_problem(**{f"parallel__{field}": value}) == ""
+
+
 @pytest.mark.parametrize(("size", "allowed"), [(1, True), (16, True), (24, False), (3, False)])
 def test_block_size_is_a_power_of_two(size, allowed):
     if allowed:
@@ -135,3 +173,31 @@ def test_larger_ladder_asks_for_longer_queries():
         limits__max_model_len=67,
     )
     assert "a query of 4" in error.problem
+
+
+CAPTURING = ["piecewise", "full", "full-decode-only", "full-and-piecewise"]
+
+
+@pytest.mark.parametrize("dbo", [False, True])
+@pytest.mark.parametrize("policy", CAPTURING)
+def test_exchange_that_needs_the_host_is_refused_under_every_capturing_mode(policy, dbo):
+    error = refusal(
+        "tiny-moe",
+        parallel__all2all_backend="exact",
+        capture__policy=policy,
+        microbatch__enabled=dbo,
+    )
+    assert isinstance(error, UnsupportedError)
+    assert "--all2all-backend" in error.where
+    for said in (
+        *("exact", f"--mode {policy}", "host sync"),
+        "use allgather-reducescatter or all-to-all, or --mode none",
+    ):
+        assert said in error.problem
+
+
+@pytest.mark.parametrize("backend", ["allgather-reducescatter", "all-to-all", "exact"])
+def test_exchange_goes_with_the_modes_that_it_can(backend):
+    for policy in ["none"] if backend == "exact" else ["none", "full", "full-decode-only"]:
+        settings = {"parallel.all2all_backend": backend, "capture.policy": policy}
+        check(*load_run(None, "tiny-moe", settings))

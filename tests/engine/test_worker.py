@@ -1,6 +1,6 @@
 import pytest
 
-from cgprof.engine.worker import device_memory
+from cgprof.engine.room import device_memory
 from cgprof.errors import DeviceError
 from tests.support.builders import build_engine, tiny_model, tiny_run
 

@@ -16,6 +16,7 @@ from cgprof.config.schema import (
 )
 from cgprof.engine.worker import Engine
 from cgprof.graphs.plan import make_plan
+from cgprof.parallel.groups import Ranks
 from cgprof.shapes import CapturePolicy
 
 
@@ -67,10 +68,12 @@ def tiny_run(
     )
 
 
-def build_engine(run: RunConfig, model: ModelConfig | None = None) -> Engine:
+def build_engine(
+    run: RunConfig, model: ModelConfig | None = None, ranks: Ranks | None = None
+) -> Engine:
     """An engine with nothing captured."""
     plan = make_plan(run.capture.policy, run.limits, run.capture, run.microbatch)
-    return Engine(run, model or tiny_model(), plan)
+    return Engine(run, model or tiny_model(), plan, ranks)
 
 
 @contextmanager
