@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cgprof.cli import options
+from cgprof.errors import UnsupportedError
 from cgprof.report.formats import OutputFormat
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ def generate(
     dbo_decode_token_threshold: options.DecodeThreshold = None,
     dbo_prefill_token_threshold: options.PrefillThreshold = None,
     twins: options.Twins = None,
+    data_parallel_size: options.DataParallelSize = None,
+    all2all_backend: options.All2AllBackend = None,
+    verify_decisions: options.VerifyDecisions = None,
+    nccl_graph_mixing: options.NcclGraphMixing = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     max_model_len: options.MaxModelLen = None,
@@ -58,6 +63,8 @@ def generate(
     Graphs are captured for the batches that the prompts make; --mode none runs eager.
     """
     run, card = options.load_options(ctx.params)
+    if run.parallel.data_parallel_size > 1:
+        raise UnsupportedError("--data-parallel-size", "generate runs on one rank; leave it out")
 
     from cgprof.engine.generate import Sampling, generate_texts
 
