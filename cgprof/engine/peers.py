@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 from cgprof.config.schema import RunConfig
 from cgprof.graphs.manager import GraphManager
-from cgprof.parallel.canonical import canonical_hash, code_version
 from cgprof.parallel.deadline import Deadline, end_rank
-from cgprof.parallel.dp import VoteExchange
+from cgprof.parallel.dp import VoteExchange, decision_state
 from cgprof.parallel.groups import Ranks
 from cgprof.shapes import GraphKey, StepDecision, StepVote
 
@@ -81,6 +80,5 @@ class Peers:
         """All else that a decision reads: what is captured, the thresholds, the code."""
         keys = self._graphs.keys
         if self._state is None or self._state[0] is not keys:
-            state = (sorted(map(str, keys)), self._config.microbatch, code_version())
-            self._state = (keys, canonical_hash(state))
+            self._state = (keys, decision_state(keys, self._config.microbatch))
         return self._state[1]

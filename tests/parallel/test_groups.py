@@ -72,6 +72,7 @@ def silent(ranks):
     return failure(ranks.barrier), time.monotonic() - started
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(4)
 def test_a_rank_that_never_answers_is_named_in_time():
     found = run_ranks(4, silent, parallel=SHORT_START, spoils=True)
@@ -96,6 +97,20 @@ def test_a_rank_that_is_gone_is_named_by_all_others_long_before_the_timeout():
     assert [name for name, _ in found[:3]] == [3, 3, 3]
 
 
+def give_up(ranks):
+    """Rank 0 gives up but stays alive, so that no connection tells rank 1."""
+    if ranks.rank == 0:
+        return str(ranks.lost(RuntimeError("[here] Connection closed by peer. This is typical")))
+    return failure(ranks.barrier)
+
+
+@pytest.mark.ranks(2)
+def test_a_rank_hears_that_another_gave_up_long_before_its_own_timeout():
+    found = run_ranks(2, give_up, parallel=SHORT, spoils=True, limit_s=20)
+    assert found[0] == "rank 0: lost its peers in round 0 (Connection closed by peer)"
+    assert found[1] == (1, "lost its peers in round 1 (Operation timed out!)")
+
+
 def late(ranks, seconds):
     """Rank 1 comes late to one tensor collective, and not at all to the next."""
     if ranks.rank == 1:
@@ -112,6 +127,7 @@ def late(ranks, seconds):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.ranks(2)
 def test_extended_waits_longer_and_afterwards_the_usual_time():
     found = run_ranks(2, late, 2.5, parallel=SHORT, spoils=True)
