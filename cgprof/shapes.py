@@ -72,6 +72,15 @@ class DecisionReason(StrEnum):
     RANK_EAGER = "rank-eager"
     EMPTY_MICROBATCH = "empty-microbatch"
     IDLE = "idle"
+    SPREAD = "spread"
+
+
+class VetoReason(StrEnum):
+    """Why one rank kept all ranks from splitting a step."""
+
+    IDLE = "idle"
+    BELOW_THRESHOLD = "below-threshold"
+    NOT_UNIFORM = "not-uniform"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,6 +162,22 @@ PrefillThreshold = Annotated[
     int | None,
     typer.Option("--dbo-prefill-token-threshold", help="Fewest tokens of any other step to split."),
 ]
+SpreadRealTokens = Annotated[
+    bool | None,
+    typer.Option(
+        "--dbo-spread-real-tokens/--no-dbo-spread-real-tokens",
+        help="Lay few decode tokens over all microbatches, where a twin would else be refused.",
+    ),
+]
+DboWorth = Annotated[
+    bool | None,
+    typer.Option(
+        "--dbo-worth/--no-dbo-worth",
+        help="With --dbo, also find out from which token count on a split step is faster: times "
+        "decode and prefill steps plain and split, each with and without its exchange; takes "
+        "about as long as profiling the same sizes again.",
+    ),
+]
 Twins = Annotated[
     str | None,
     typer.Option("--twins", metavar="both|twin-only|band", help="Plain graphs kept beside twins."),

@@ -62,6 +62,7 @@ def plan(
     dbo_decode_token_threshold: options.DecodeThreshold = None,
     dbo_prefill_token_threshold: options.PrefillThreshold = None,
     twins: options.Twins = None,
+    dbo_spread_real_tokens: options.SpreadRealTokens = None,
     data_parallel_size: options.DataParallelSize = None,
     all2all_backend: options.All2AllBackend = None,
     verify_decisions: options.VerifyDecisions = None,
@@ -166,6 +167,7 @@ def plan_lines(
             f"dbo      {run.microbatch.num_microbatches} microbatches, decode from "
             f"{run.microbatch.decode_token_threshold} tokens, other steps from "
             f"{run.microbatch.prefill_token_threshold}, twins {run.microbatch.twins.value}"
+            + (", few tokens spread" if run.microbatch.spread_real_tokens else "")
         )
     lines += [
         f"{len(made.plain)} plain keys, {len(made.twins)} twins",

@@ -25,6 +25,8 @@ FLAGS = {
     "microbatch.decode_token_threshold": "--dbo-decode-token-threshold",
     "microbatch.prefill_token_threshold": "--dbo-prefill-token-threshold",
     "microbatch.twins": "--twins",
+    "microbatch.spread_real_tokens": "--dbo-spread-real-tokens",
+    "microbatch.worth": "--dbo-worth",
     "measure.device": "--device",
     "accuracy.parity": "--parity",
     "seed": "--seed",

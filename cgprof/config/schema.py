@@ -89,7 +89,9 @@ class MicrobatchConfig(_Part):
     decode_token_threshold: int = 32
     prefill_token_threshold: int = 512
     twins: TwinPolicy = TwinPolicy.BOTH
+    spread_real_tokens: bool = False  # lay few decode rows over all microbatches of a twin
     timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    worth: bool = False  # time steps plain and split, with and without their exchange
 
 
 class MeasureConfig(_Part):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from cgprof.errors import ReplayError
 from cgprof.kvcache.block_table import BlockTable
 from cgprof.kvcache.slots import compute_slots, token_positions
 from cgprof.microbatch.split import Microbatch, cut, fill
+from cgprof.microbatch.spread import Region
 from cgprof.shapes import BatchShape, GraphKey
 
 
@@ -57,8 +59,13 @@ class InputWriter:
         self._buffers = buffers
         self._ramp = np.arange(buffers.max_num_reqs + 1)
 
-    def write(self, step: Step, key: GraphKey, padding: PaddingFill) -> WrittenInputs:
+    def write(
+        self, step: Step, key: GraphKey, padding: PaddingFill, spread: Sequence[Region] = ()
+    ) -> WrittenInputs:
         """Writes every field, padded to the key, and uploads them in one copy.
+
+        With `spread`, rows lie in these regions instead of one after another. What sampling reads
+        stays in the order of requests, so that tokens come home in it.
 
         Raises:
             ReplayError: The step does not fit the key, or the key does not fit the buffers.
@@ -68,7 +75,9 @@ class InputWriter:
         computed = self._table.num_computed.take(step.rows)
         any_random = self._write_requests(host, step, computed, num_reqs, padding)
         self._write_tokens(host, step, computed, key.num_tokens, padding)
-        microbatches = self._split(host, key, num_reqs, step.query_lens)
+        if spread:
+            self._move_apart(host, spread, padding)
+        microbatches = self._split(host, key, num_reqs, step.query_lens, spread)
         self._buffers.commit(num_reqs)
         return WrittenInputs(
             host=host, num_reqs=num_reqs, microbatches=microbatches, any_random=any_random
@@ -151,12 +160,40 @@ class InputWriter:
             host.slot_mapping[pad] = -1
             host.is_padding[pad] = True
 
+    def _move_apart(self, host: HostFields, spread: Sequence[Region], padding: PaddingFill) -> None:
+        """Moves the rows just written, of one token each, to their regions."""
+        ramp = self._ramp
+        filled = (
+            (host.seq_lens, 0),
+            (host.block_table, padding.block),
+            (host.input_ids, padding.input_id),
+            (host.positions, padding.position),
+            (host.slot_mapping, -1),
+            (host.is_padding, True),
+        )
+        # Rows move up only: the last region first, before another's rows overwrite its own.
+        for region in reversed(spread):
+            first, stop = region.first_token, region.first_token + region.num_tokens
+            start, gap = region.start, region.start + region.num_tokens
+            for field, pad in filled:
+                if start > first:
+                    field[start:gap] = field[first:stop]
+                field[gap : region.stop] = pad
+            host.query_start_loc[start : gap + 1] = ramp[first : stop + 1]
+            host.query_start_loc[gap + 1 : region.stop + 1] = stop
+            host.sample_rows[first:stop] = ramp[start:gap]
+
     def _split(
-        self, host: HostFields, key: GraphKey, num_reqs: int, query_lens: NDArray[np.int32]
+        self,
+        host: HostFields,
+        key: GraphKey,
+        num_reqs: int,
+        query_lens: NDArray[np.int32],
+        spread: Sequence[Region],
     ) -> tuple[Microbatch, ...]:
         if key.num_microbatches == 1:
             return ()
-        microbatches = cut(query_lens, key, num_reqs)
+        microbatches = cut(query_lens, key, num_reqs, spread)
         fill(
             microbatches,
             host.query_start_loc[: num_reqs + 1],

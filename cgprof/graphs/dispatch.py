@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from cgprof.config.schema import MicrobatchConfig
 from cgprof.microbatch.rule import last_microbatch_is_empty, wants_split
+from cgprof.microbatch.spread import can_spread
 from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision, StepVote
 
 
@@ -47,7 +48,7 @@ def decide(
     if not shape.num_tokens:
         return _decision(votes, eager_key(0), DecisionReason.IDLE)
     if _all_want_split(votes, shape, config):
-        split = _decide_split(votes, shape, keys, config.num_microbatches)
+        split = _decide_split(votes, shape, keys, config)
         if split is not None:
             return split
     modes = {vote.mode for vote in votes if vote.shape.num_tokens}
@@ -91,9 +92,10 @@ def _decide_split(
     votes: Sequence[StepVote],
     shape: BatchShape,
     keys: Collection[GraphKey],
-    num_microbatches: int,
+    config: MicrobatchConfig,
 ) -> StepDecision | None:
     """A twin, an eager split or their refusal; None when a plain key should serve instead."""
+    num_microbatches = config.num_microbatches
     fewest = min(vote.shape.num_tokens for vote in votes)
     twin = choose(shape, keys, num_microbatches=num_microbatches)
     if twin is None and shape.uniform_query_len is not None and choose(shape, keys) is not None:
@@ -102,6 +104,8 @@ def _decide_split(
     if not last_microbatch_is_empty(fewest, target.num_tokens, num_microbatches):
         reason = DecisionReason.NO_FIT if twin is None else DecisionReason.GRAPH
         return _decision(votes, target, reason)
+    if config.spread_real_tokens and can_spread(shape, target, fewest):
+        return _decision(votes, target, DecisionReason.SPREAD)
     plain = choose(shape, (key for key in keys if key.num_tokens == target.num_tokens))
     return _decision(votes, plain or eager_key(shape.num_tokens), DecisionReason.EMPTY_MICROBATCH)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cgprof.config.schema import MicrobatchConfig
 from cgprof.graphs.dispatch import choose, decide, vote, widest
-from cgprof.microbatch.rule import wants_split
+from cgprof.microbatch.rule import last_microbatch_is_empty, wants_split
 from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision, StepVote
 
 
@@ -64,9 +64,16 @@ def explain(
     )
 
 
-def microbatch_loads(num_real: int, num_padded: int, num_microbatches: int) -> list[int]:
-    """Returns how many of a rank's tokens each microbatch of a padded step holds."""
+def microbatch_loads(
+    num_real: int, num_padded: int, num_microbatches: int, *, spread: bool = False
+) -> list[int]:
+    """Returns how many of a rank's tokens each microbatch of a padded step holds.
+
+    With `spread`, those of a rank that would not reach the last one are shared evenly.
+    """
     width = num_padded // num_microbatches
+    if spread and num_real <= width * (num_microbatches - 1):
+        return [len(range(index, num_real, num_microbatches)) for index in range(num_microbatches)]
     starts = [index * width for index in range(num_microbatches)]
     return [
         max(0, min(num_real, end) - start)
@@ -96,6 +103,19 @@ def _why(votes: Sequence[StepVote], decision: StepDecision, config: MicrobatchCo
         case DecisionReason.NO_FIT:
             lacking = "twin" if key.num_microbatches > 1 else "captured key"
             return f"no {lacking} holds {_needs(shape)}; all ranks run eager"
+        case DecisionReason.SPREAD:
+            few = [
+                rank
+                for rank, cast in enumerate(votes)
+                if last_microbatch_is_empty(
+                    cast.shape.num_tokens, key.num_tokens, key.num_microbatches
+                )
+            ]
+            return (
+                f"{_ranks(few)} too few tokens to reach the last microbatch, and what "
+                f"{'it has is' if len(few) == 1 else 'they have is'} spread over all "
+                f"{key.num_microbatches} (--dbo-spread-real-tokens)"
+            )
         case DecisionReason.GRAPH if key.is_twin:
             last = key.num_tokens // key.num_microbatches * (key.num_microbatches - 1)
             return (
@@ -133,9 +153,10 @@ def _why_unsplit(
     padded = shape.num_tokens if twin is None else twin.num_tokens
     target = f"an eager split of {padded} tokens" if twin is None else str(twin)
     start = padded // count * (count - 1)
+    unspread = "; only a twin of one token a request is spread" if config.spread_real_tokens else ""
     return (
         f"rank {rank}: {fewest} tokens; the last of {count} microbatches of {target} takes those "
-        f"after the first {start}, so it would be empty"
+        f"after the first {start}, so it would be empty{unspread}"
     )
 
 

@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from cgprof.config.schema import Limits, MicrobatchConfig
 from cgprof.graphs.dispatch import decide, vote
 from cgprof.graphs.explain import load_shape, microbatch_loads
-from cgprof.shapes import BatchShape, GraphKey, RuntimeMode, StepDecision, StepVote
+from cgprof.shapes import (
+    BatchShape,
+    DecisionReason,
+    GraphKey,
+    RuntimeMode,
+    StepDecision,
+    StepVote,
+)
 
 Rule = Callable[[int, Sequence[StepVote], Collection[GraphKey], MicrobatchConfig], StepDecision]
 
@@ -153,11 +160,18 @@ class _Checker:
         key = decision.key
         if key.mode is not RuntimeMode.NONE and key not in self._keys:
             return f"{key} was decided and is no captured key"
+        spread = decision.reason is DecisionReason.SPREAD
+        if spread and not (self._config.spread_real_tokens and key.is_twin):
+            return f"{_say(decision)} spreads, which no setting or twin allows"
         for rank, shape in enumerate(shapes):
+            if spread and shape.uniform_query_len != 1:
+                return f"rank {rank}: its batch is spread, and not of one token a request"
             if shape.num_tokens and not key.covers(shape):
                 return f"rank {rank}: its batch does not fit {key}"
             if key.num_microbatches > 1:
-                loads = microbatch_loads(shape.num_tokens, key.num_tokens, key.num_microbatches)
+                loads = microbatch_loads(
+                    shape.num_tokens, key.num_tokens, key.num_microbatches, spread=spread
+                )
                 if 0 in loads:
                     index = loads.index(0)
                     return f"rank {rank}: microbatch {index} of {key} has no token ({loads})"

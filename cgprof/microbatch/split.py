@@ -16,6 +16,7 @@ import torch
 from cgprof.batch.context import AttentionMetadata, ForwardContext, Handoff, InputBatch
 from cgprof.batch.request import IntArray
 from cgprof.errors import MicrobatchError
+from cgprof.microbatch.spread import Region
 from cgprof.shapes import BatchShape, GraphKey
 
 
@@ -27,6 +28,7 @@ class Microbatch:
     req_slice: slice
     token_slice: slice
     num_real_tokens: int
+    tokens_before: int  # of the step's query starts, in earlier microbatches
 
     @property
     def num_reqs(self) -> int:
@@ -39,7 +41,9 @@ class Microbatch:
         return int(self.token_slice.stop - self.token_slice.start)
 
 
-def cut(query_lens: IntArray, key: GraphKey, num_reqs: int) -> tuple[Microbatch, ...]:
+def cut(
+    query_lens: IntArray, key: GraphKey, num_reqs: int, spread: Sequence[Region] = ()
+) -> tuple[Microbatch, ...]:
     """Returns the parts of a step whose real requests have `query_lens` [r].
 
     Cuts lie at multiples of `key.num_tokens // key.num_microbatches`; the last part takes the rest
@@ -51,6 +55,7 @@ def cut(query_lens: IntArray, key: GraphKey, num_reqs: int) -> tuple[Microbatch,
         query_lens: [r].
         key: The padded size and how many parts.
         num_reqs: Requests padded, R; the key's own when it has them.
+        spread: Where one-token requests lie, a region a part; empty: one after another.
 
     Raises:
         MicrobatchError: The batch lies outside the key, or there are fewer tokens than parts.
@@ -74,12 +79,15 @@ def cut(query_lens: IntArray, key: GraphKey, num_reqs: int) -> tuple[Microbatch,
             raise MicrobatchError(
                 0, f"query lengths {sorted(set(query_lens.tolist()))} do not all fit key {key}"
             )
+    if spread:
+        return _spread_parts(slices, spread)
     return tuple(
         Microbatch(
             index=index,
             req_slice=reqs,
             token_slice=tokens,
             num_real_tokens=_clamp(num_real - tokens.start, tokens.stop - tokens.start),
+            tokens_before=tokens.start,
         )
         for index, (reqs, tokens) in enumerate(slices)
     )
@@ -99,7 +107,7 @@ def fill(
 
     Args:
         microbatches: From `cut`.
-        query_start_loc: [R+1], flat over padding rows.
+        query_start_loc: [R+1], flat over padding rows, also those between real ones.
         seq_lens: [R], 0 in padding rows.
         split_query_start_loc: [M, R+1], written.
         split_seq_lens: [M, R], written.
@@ -109,17 +117,18 @@ def fill(
     """
     for part in microbatches:
         _check_fits(part, split_query_start_loc.shape, split_seq_lens.shape)
-        first, stop, rows = part.req_slice.start, part.req_slice.stop, part.num_reqs
+        first, stop = part.req_slice.start, part.req_slice.stop
+        rows = stop - first
         starts, lens = split_query_start_loc[part.index], split_seq_lens[part.index]
-        own = starts[: rows + 1]
-        np.subtract(query_start_loc[first : stop + 1], part.token_slice.start, out=own)
+        own, before, width = starts[: rows + 1], part.tokens_before, part.num_tokens
+        np.subtract(query_start_loc[first : stop + 1], before, out=own)
         np.maximum(own, 0, out=own)
-        np.minimum(own, part.num_tokens, out=own)
+        np.minimum(own, width, out=own)
         starts[rows + 1 :] = starts[rows]
         lens[:rows] = seq_lens[first:stop]
         lens[rows:] = 0
         if rows:
-            lens[rows - 1] -= max(0, int(query_start_loc[stop]) - part.token_slice.stop)
+            lens[rows - 1] -= max(0, int(query_start_loc[stop]) - before - width)
 
 
 def slice_context(
@@ -199,6 +208,22 @@ def _uniform_slices(
     return _slices(starts, num_tokens, count, num_reqs)
 
 
+def _spread_parts(
+    slices: Sequence[tuple[slice, slice]], spread: Sequence[Region]
+) -> tuple[Microbatch, ...]:
+    """The parts of one-token requests that lie at the start of each part's rows."""
+    return tuple(
+        Microbatch(
+            index=index,
+            req_slice=reqs,
+            token_slice=tokens,
+            num_real_tokens=region.num_tokens,
+            tokens_before=region.first_token,
+        )
+        for index, ((reqs, tokens), region) in enumerate(zip(slices, spread, strict=True))
+    )
+
+
 def _check_fits(part: Microbatch, starts: Sequence[int], lens: Sequence[int]) -> None:
     """Refuses a microbatch whose row, [M, R+1] and [M, R], does not exist or is too short."""
     microbatches, reqs = min(starts[0], lens[0]), min(starts[1] - 1, lens[1])
@@ -213,13 +238,17 @@ def _check_fits(part: Microbatch, starts: Sequence[int], lens: Sequence[int]) ->
 def _slice_shape(shape: BatchShape, part: Microbatch) -> BatchShape:
     """The real part of a microbatch; prefills are the last of a step's requests."""
     first, stop = part.req_slice.start, min(part.req_slice.stop, shape.num_reqs)
-    if not part.num_real_tokens:
+    if shape.uniform_query_len == 1:
+        # Requests are tokens, also where they are spread.
+        stop = first + part.num_real_tokens
+    elif not part.num_real_tokens:
         stop = first
+    prefills = stop - max(first, shape.num_reqs - shape.num_prefills)
     return BatchShape(
         num_reqs=stop - first,
         num_tokens=part.num_real_tokens,
         max_query_len=min(shape.max_query_len, part.num_real_tokens),
-        num_prefills=max(0, stop - max(first, shape.num_reqs - shape.num_prefills)),
+        num_prefills=_clamp(prefills, shape.num_prefills),
     )
 
 
