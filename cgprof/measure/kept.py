@@ -25,7 +25,10 @@ _OF_CAPTURE: Mapping[str, object] = {
     "sampled_peak_bytes": None,
     "capture_process_id": None,
 }
-_OF_TIMING = ("eager", "replay", "first_replay_ns", "experts_hit", "bound", "timing_process_id")
+_OF_TIMING = (
+    *("eager", "replay", "first_replay_ns", "experts_hit", "bound", "timing_process_id"),
+    *("exchange_moved_bytes", "exchange_needed_bytes"),
+)
 _OF_TURNS = ("round_robin", "round_robin_process_id")
 _OF_PARITY = ("parity", "parity_process_id")
 

@@ -30,10 +30,14 @@ _OVERHEAD_STEPS = 501
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """A step and what it is forced to run as; None leaves the choice to the engine."""
+    """A step and what it is forced to run as; None leaves the choice to the engine.
+
+    `runner` is who runs it, None for the one of the series.
+    """
 
     step: Step
     decision: StepDecision | None = None
+    runner: StepRunner | None = None
 
 
 def sample_steps(
@@ -73,11 +77,11 @@ def round_robin(
     rule = CountRule(rounds)
     with gc_paused():
         for turn in turns:
-            _Series(clock).run(runner, turn)
+            _Series(clock).run(turn.runner or runner, turn)
         clock.synchronize()
         for _ in range(rounds):
             for turn, one in zip(turns, series, strict=True):
-                one.run(runner, turn)
+                one.run(turn.runner or runner, turn)
             rule.add(0, 0.0)
     return tuple(one.samples(rule.stopped_by) for one in series)
 

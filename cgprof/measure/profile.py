@@ -14,6 +14,7 @@ from cgprof.graphs.modes import requested_mode
 from cgprof.measure.accounting import DeviceReading, graph_memory, witness
 from cgprof.measure.capture_times import CaptureWatch, watched_capture
 from cgprof.measure.clock import Clock
+from cgprof.measure.exchange import exchange_traffic
 from cgprof.measure.launch import Turn, round_robin, sample_steps
 from cgprof.measure.memory import MemoryReader, old_objects_frozen, used_bytes
 from cgprof.measure.nvml import NvmlDevice
@@ -260,6 +261,7 @@ def _profile(
     config, key = engine.config.measure, record.key
     step = engine.live_step(key)
     experts_hit = engine.expert_usage(step)
+    traffic = exchange_traffic(engine, key, step)
     with _sampled(engine):
         eager = sample_steps(
             engine.runner,
@@ -297,6 +299,8 @@ def _profile(
             "first_replay_ns": first_replay_ns,
             "bound": bound_by(eager_stats, hot_stats),
             "experts_hit": experts_hit,
+            "exchange_moved_bytes": traffic.moved_bytes,
+            "exchange_needed_bytes": traffic.needed_bytes,
             "replays": engine.graphs.captured[key].replays,
             "warnings": record.warnings + tuple(str(doubt) for doubt in doubts),
             "timing_process_id": os.getpid(),

@@ -235,13 +235,22 @@ class Decoder:
 
         A diagnostic that runs `forward` with a second routing; never timed or captured.
         """
-        routings: list[torch.Tensor] = []
-        self._run(context, out, routings)
-        if not routings:
-            return torch.zeros(0, dtype=torch.int64, device=out.device)
+        routings = self.routings(context, out)
         hit = torch.zeros(len(routings), self.config.num_experts + 1, device=out.device)
-        hit.scatter_(1, torch.stack(routings).flatten(1).to(torch.int64) + 1, 1.0)
+        if len(routings):
+            hit.scatter_(1, routings.flatten(1).to(torch.int64) + 1, 1.0)
         return hit[:, 1:].sum(dim=1).to(torch.int64)
+
+    def routings(self, context: ForwardContext, out: torch.Tensor) -> torch.Tensor:
+        """Returns each MoE layer's expert ids [MoE layers, T, K] i32, -1 in padding.
+
+        A diagnostic as `expert_usage`.
+        """
+        found: list[torch.Tensor] = []
+        self._run(context, out, found)
+        top_k = self.config.experts_per_token
+        empty = torch.zeros((0, out.shape[0], top_k), dtype=torch.int32, device=out.device)
+        return torch.stack(found) if found else empty
 
     def _run(
         self, context: ForwardContext, out: torch.Tensor, routings: list[torch.Tensor] | None

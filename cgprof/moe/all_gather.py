@@ -43,6 +43,7 @@ class AllGatherDispatcher:
     ) -> None:
         """Allocates the buffers; arguments as of `AllToAllDispatcher`."""
         self.lane: Lane = "eager"
+        self.exchanging = True
         self._ranks = ranks
         self._row = row
         self._own = expert_range(num_experts, ranks.size, ranks.rank)
@@ -79,7 +80,7 @@ class AllGatherDispatcher:
         ids, bits = block.routing(sent)[0].split(self._row.top_k, dim=1)
         ids.copy_(expert_ids)
         bits.copy_(weights.view(torch.int32))
-        exchange = Exchange(self._ranks, self.lane)
+        exchange = Exchange(self._ranks, self.lane, self.exchanging)
         handoff.communicate(lambda: exchange.all_gather(received, sent), meanwhile)
         local_ids, local_weights = unpack(received, self._own, layout)
         return DispatchHandle(
@@ -96,7 +97,7 @@ class AllGatherDispatcher:
         """Adds up all ranks' sums of this rank's tokens."""
         rows = self._row.block_rows(handle.capacity)
         summed = expert_out.new_empty(rows, expert_out.shape[1])
-        exchange = Exchange(self._ranks, self.lane)
+        exchange = Exchange(self._ranks, self.lane, self.exchanging)
         handoff.communicate(lambda: exchange.reduce_scatter(summed, expert_out), meanwhile)
         return summed[: handle.capacity]
 

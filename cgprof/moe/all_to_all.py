@@ -60,6 +60,7 @@ class AllToAllDispatcher:
             capacity: The most tokens that go to one rank; None: all. Others are dropped.
         """
         self.lane: Lane = "eager"
+        self.exchanging = True
         self._ranks = ranks
         self._row = row
         self._limit = capacity
@@ -103,7 +104,7 @@ class AllToAllDispatcher:
             self._dropped,
             layout,
         )
-        exchange = Exchange(self._ranks, self.lane)
+        exchange = Exchange(self._ranks, self.lane, self.exchanging)
         handoff.communicate(lambda: exchange.all_to_all(received, sent), meanwhile)
         local_ids, local_weights = unpack(received, self._own, layout)
         return _Sent(
@@ -126,7 +127,7 @@ class AllToAllDispatcher:
         assert isinstance(handle, _Sent)  # from this dispatcher's own dispatch
         buffers = self._buffers.of(handoff, handle.places.shape[1])
         returned = buffers.returned[: handle.layout.rows]
-        exchange = Exchange(self._ranks, self.lane)
+        exchange = Exchange(self._ranks, self.lane, self.exchanging)
         handoff.communicate(lambda: exchange.all_to_all(returned, expert_out), meanwhile)
         return bring_home(returned, handle.places, handle.layout)
 

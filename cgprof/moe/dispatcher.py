@@ -27,10 +27,13 @@ class TokenDispatcher(Protocol):
     """The expert exchange. Static shapes, no host sync, buffers of its own a microbatch.
 
     All ranks call it in the same order with the same T. `lane` says which of the two communicators
-    carries its collectives; the engine sets it before a step, alike on all ranks.
+    carries its collectives; the engine sets it before a step, alike on all ranks. Without
+    `exchanging` collectives are left out and all else stays: for timing only. Buffers then keep
+    what the last exchange of as many tokens brought, so that experts have as much to do.
     """
 
     lane: Lane
+    exchanging: bool
 
     def dispatch(
         self,
@@ -68,6 +71,7 @@ class LocalDispatcher:
 
     def __init__(self, *, loopback: bool) -> None:
         self.lane: Lane = "eager"
+        self.exchanging = True
         self._loopback = loopback
 
     def dispatch(
@@ -108,7 +112,7 @@ class LocalDispatcher:
         handoff: Handoff,
         meanwhile: Callable[[], None] | None,
     ) -> tuple[torch.Tensor, ...]:
-        if not self._loopback:
+        if not self._loopback or not self.exchanging:
             if meanwhile is not None:
                 meanwhile()
             return sent

@@ -30,6 +30,7 @@ class ExactDispatcher:
 
     def __init__(self, ranks: Ranks, *, num_experts: int) -> None:
         self.lane: Lane = "eager"
+        self.exchanging = True  # always: the sizes of its rows are exchanged as well
         self._ranks = ranks
         self._ranges = [expert_range(num_experts, ranks.size, p) for p in range(ranks.size)]
 

@@ -13,6 +13,8 @@ from pydantic import Field
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.record.place import Environment, RunProcess
 from cgprof.record.strict import NonNegative, Record
+from cgprof.record.votes import VetoCount
+from cgprof.record.worth import WorthRecord
 from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey
 
 SCHEMA_VERSION = 2
@@ -175,6 +177,9 @@ class GraphRecord(Record):
     )  # what a step of this key enqueues beside its graph
     sampled_peak_bytes: NonNegative | None = None  # used memory seen by sampling during capture
     experts_hit: float | None = None  # distinct experts that a layer runs, mean over layers
+    # What a step sends to other ranks in all layers: by its shapes, and the least by its routing.
+    exchange_moved_bytes: NonNegative | None = None
+    exchange_needed_bytes: NonNegative | None = None
     parity: tuple[ParityResult, ...] = ()
     replays: NonNegative = 0
     warnings: tuple[str, ...] = ()
@@ -213,6 +218,7 @@ class RankRecord(Record):
     rank: NonNegative = 0
     graphs: tuple[GraphRecord, ...] = ()
     decisions: tuple[DecisionCount, ...] = ()
+    vetoes: tuple[VetoCount, ...] = ()  # of splitting, by any rank; equal on all
     totals: MemoryTotals | None = None
 
 
@@ -380,6 +386,7 @@ class RunRecord(Record):
     process_seconds: dict[str, float] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     ranks: tuple[RankRecord, ...] = ()
+    worth: WorthRecord | None = None
     accuracy: tuple[AccuracyResult, ...] = ()
     verdicts: tuple[PairedVerdict, ...] = ()  # of accuracy, replay against eager
     accuracy_note: str = ""  # why there is no accuracy

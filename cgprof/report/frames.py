@@ -12,10 +12,12 @@ from cgprof.record.types import GraphRecord, LaunchStats, RunRecord, StageStats
 from cgprof.report.headline import graph_memory, key_memory_bytes
 from cgprof.report.layout import Cell, ratio
 from cgprof.report.parity import LEGS, key_verdict, leg_verdict
+from cgprof.report.ranks import rank_tables
+from cgprof.report.worth import worth_table
 from cgprof.shapes import GraphKey, RuntimeMode
 
 _INTEGERS = ("_ns", "_bytes", "_process_id", "num_reqs", "uniform_query_len", "nodes")
-_FLOATS = ("_ratio", "experts_hit")
+_FLOATS = ("_ratio", "experts_hit", "hidden", "_low", "_high")
 _NO_GRAPH = GraphRecord(key=GraphKey(mode=RuntimeMode.NONE, num_tokens=0), label="")
 
 
@@ -28,6 +30,20 @@ def graphs_frame(record: RunRecord) -> pd.DataFrame:
     ]
     columns = ["rank", *_graph_row(record, _NO_GRAPH)]
     return _typed(pd.DataFrame(rows, columns=columns))
+
+
+def worth_frame(record: RunRecord) -> pd.DataFrame:
+    """Returns one row a token count at which steps were compared plain and split, else none."""
+    table = worth_table(record)
+    frame = pd.DataFrame(table.records(), columns=table.record_names())
+    frame.insert(0, "recorder", record.recorder)
+    return _typed(frame)
+
+
+def ranks_frame(record: RunRecord) -> pd.DataFrame:
+    """Returns one row a key and stage: least, median and most over the ranks of hot replays."""
+    table = rank_tables(record)[0]
+    return _typed(pd.DataFrame(table.records(), columns=table.record_names()))
 
 
 def samples_frame(path: str | Path) -> pd.DataFrame:
@@ -64,6 +80,8 @@ def _graph_row(record: RunRecord, graph: GraphRecord) -> dict[str, Cell]:
         **_times(graph),
         **_memory(record, graph),
         "experts_hit": graph.experts_hit,
+        "exchange_moved_bytes": graph.exchange_moved_bytes,
+        "exchange_needed_bytes": graph.exchange_needed_bytes,
         "parity": None if graph.failure else key_verdict(graph),
         **{f"parity_{leg.replace('-', '_')}": _leg_word(graph, leg) for leg in LEGS},
         "replays": graph.replays,
@@ -84,6 +102,7 @@ def _times(graph: GraphRecord) -> dict[str, Cell]:
         "launch_ratio": ratio(eager["launch"], hot["launch"]),
         "round_robin_launch_ns": _medians(graph.round_robin)["launch"],
         "first_replay_ns": graph.first_replay_ns,
+        "vote_ns": hot["vote"],
         "decide_ns": hot["decide"],
         "prepare_ns": hot["prepare"],
         "finish_ns": hot["finish"],

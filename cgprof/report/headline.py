@@ -148,7 +148,8 @@ def _steps_line(rank: RankRecord) -> str:
     counts = dict.fromkeys(DecisionReason, 0)
     for decision in rank.decisions:
         counts[decision.reason] += decision.count
-    total, replayed = sum(counts.values()), counts[DecisionReason.GRAPH]
+    total, spread = sum(counts.values()), counts[DecisionReason.SPREAD]
+    replayed = counts[DecisionReason.GRAPH] + spread
     line = f"steps served: {total} = {replayed} replayed, {total - replayed} eager"
     why = [
         text if counts[reason] == total - replayed else f"{counts[reason]}: {text}"
@@ -156,7 +157,8 @@ def _steps_line(rank: RankRecord) -> str:
         if counts[reason]
     ]
     split = sum(decision.count for decision in rank.decisions if decision.eager_split)
-    facts = "; ".join([*why, *([f"{split} of them split"] if split else [])])
+    spreads = [f"{spread} replayed a twin with spread tokens"] if spread else []
+    facts = "; ".join([*why, *([f"{split} of them split"] if split else []), *spreads])
     return f"{line} ({facts})" if facts else line
 
 

@@ -33,6 +33,12 @@ _STAGES = {
     "wait_ns": "wait",
     "device_ns": "device",
 }
+_STEPS = {
+    "plain_ns": "plain",
+    "split_ns": "split",
+    "plain_bare_ns": "plain without exchange",
+    "split_bare_ns": "split without exchange",
+}
 _PARTS = {
     "pool_bytes": "pool",
     "instantiate_bytes": "instantiate + upload",
@@ -67,6 +73,27 @@ def memory_figure(frame: pd.DataFrame, record: RunRecord) -> Figure:
     _cumulate(growth, captured, record)
     for axes in figure.axes:
         _name_keys(axes, list(captured["label"]))
+    return figure
+
+
+def worth_figure(frame: pd.DataFrame) -> Figure:
+    """Returns step times and the speed of split steps against tokens, decode and prefill apart.
+
+    `frame` is that of `worth_frame`.
+    """
+    kinds = list(dict.fromkeys(frame["kind"]))
+    columns = max(len(kinds), 1)
+    figure = _figure(rows=2, columns=columns, width=6 * columns)
+    if not kinds:
+        return _nothing(figure)
+    stand_in = (frame["recorder"] == "tape").any()
+    figure.suptitle(f"steps plain and split{' (CPU stand-in times)' if stand_in else ''}")
+    for column, kind in enumerate(kinds):
+        rows = frame[frame["kind"] == kind].sort_values("num_tokens")
+        times, speed = figure.axes[column], figure.axes[columns + column]
+        times.set_title(str(kind))
+        _draw_lines(times, rows, _STEPS)
+        _draw_speed(speed, rows)
     return figure
 
 
@@ -111,6 +138,23 @@ def _draw_lines(axes: Axes, rows: pd.DataFrame, series: dict[str, str]) -> None:
         axes.text(0.5, 0.5, "nothing measured", ha="center", transform=axes.transAxes)
         return
     axes.set_yscale("log")
+    axes.grid(visible=True, alpha=0.3)
+    _legend(axes)
+
+
+def _draw_speed(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draws plain over split with its interval, and the hidden share where it is known."""
+    tokens, speed = _numbers(rows, "num_tokens"), _numbers(rows, "speedup_ratio")
+    below, above = speed - _numbers(rows, "speedup_low"), _numbers(rows, "speedup_high") - speed
+    axes.errorbar(tokens, speed, yerr=[below, above], marker="o", capsize=3, label="plain/split")
+    hidden = _numbers(rows, "hidden")
+    if np.isfinite(hidden).any():
+        axes.plot(tokens, hidden, marker="s", markersize=3, label="hidden share")
+    axes.axhline(1, color="gray", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_xlabel("tokens a rank")
+    axes.set_ylabel("ratio; above 1 a split step is faster")
     axes.grid(visible=True, alpha=0.3)
     _legend(axes)
 

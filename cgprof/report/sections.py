@@ -12,7 +12,7 @@ from cgprof.record.types import (
     RankRecord,
     StageStats,
 )
-from cgprof.report.layout import Cell, Table, one_line, show
+from cgprof.report.layout import Cell, Table, one_line, ratio, show
 from cgprof.units import format_ranges
 
 _STAGE_COLUMNS = {
@@ -70,6 +70,9 @@ def graphs_table(rank: RankRecord) -> Table:
         "launches_outside": "launches outside",
         "bound": "bound by",
         "experts_hit": "experts hit a layer",
+        "exchange_moved_bytes": "exchange moves",
+        "exchange_needed_bytes": "needs",
+        "exchange_ratio": "moves/needs",
         "sampled_peak_bytes": "sampled peak",
         "replays": "replays",
     }
@@ -86,6 +89,9 @@ def graphs_table(rank: RankRecord) -> Table:
             _counts(graph.launches_outside),
             graph.bound,
             graph.experts_hit,
+            graph.exchange_moved_bytes,
+            graph.exchange_needed_bytes,
+            ratio(graph.exchange_moved_bytes, graph.exchange_needed_bytes),
             graph.sampled_peak_bytes,
             graph.replays,
         )
@@ -98,10 +104,14 @@ def graphs_table(rank: RankRecord) -> Table:
         rows=rows,
         notes=(
             "experts hit: distinct experts that a layer runs, mean over layers",
+            *_exchange_notes(rank),
             *_bound_notes(rank),
         ),
         optional=frozenset(
-            {"requested", "effective", "launches_outside", "bound", "sampled_peak_bytes"}
+            {
+                *("requested", "effective", "launches_outside", "bound", "sampled_peak_bytes"),
+                *("exchange_moved_bytes", "exchange_needed_bytes", "exchange_ratio"),
+            }
         ),
     )
 
@@ -262,6 +272,16 @@ def _nvml_notes(rank: RankRecord) -> list[str]:
         witnesses += [rank.totals.plain_witness, rank.totals.twin_witness]
     notes = dict.fromkeys(witness.nvml_note for witness in witnesses if witness.nvml_note)
     return [f"NVML: {one_line(note)}" for note in notes]
+
+
+def _exchange_notes(rank: RankRecord) -> list[str]:
+    if all(graph.exchange_needed_bytes is None for graph in rank.graphs):
+        return []
+    return [
+        "exchange, all layers of one full step: moves is what this rank sends to others, by the "
+        "shapes; needs is the least for its own tokens, by their routing (one row to each rank "
+        "with an expert of a token, one sum back)"
+    ]
 
 
 def _bound_notes(rank: RankRecord) -> list[str]:

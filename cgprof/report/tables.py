@@ -18,6 +18,7 @@ from cgprof.report.headline import (
 )
 from cgprof.report.layout import Cell, Plain, Table, one_line, ratio
 from cgprof.report.parity import key_verdict, legs_table
+from cgprof.report.ranks import rank_tables, veto_line
 from cgprof.report.scores import scores_table, verdicts_table
 from cgprof.report.sections import (
     graphs_table,
@@ -27,6 +28,7 @@ from cgprof.report.sections import (
     stages_table,
     totals_table,
 )
+from cgprof.report.worth import worth_lines, worth_table
 from cgprof.units import format_bytes, format_ns
 
 _REMARK_LENGTH = 100
@@ -91,11 +93,18 @@ def _capture_blocks(record: RunRecord) -> list[Block]:
     tables: list[Block] = list(_captured_tables(record)) if record.ranks else []
     footer = [
         line
-        for line in (policy_line(record), partial_line(record), _LEGEND, _noisy_line(record))
+        for line in (
+            veto_line(record),
+            policy_line(record),
+            partial_line(record),
+            _LEGEND,
+            _noisy_line(record),
+        )
         if line
     ]
-    lines = [*headline_lines(record), *footer, *measured_lines(record)]
-    return [*(tables or [Lines(lines=["no key captured"])]), Lines(lines=lines)]
+    lines = [*headline_lines(record), *worth_lines(record), *footer, *measured_lines(record)]
+    worth = [] if record.worth is None else [worth_table(record)]
+    return [*(tables or [Lines(lines=["no key captured"])]), *worth, Lines(lines=lines)]
 
 
 def _report_blocks(record: RunRecord) -> list[Block]:
@@ -105,6 +114,7 @@ def _report_blocks(record: RunRecord) -> list[Block]:
         plan_table(record.plan),
         *_capture_blocks(record),
         *(check_blocks(record) if record.check is not None else []),
+        *(rank_tables(record) if len(record.ranks) > 1 else ()),
         *details,
         *(_accuracy(record) if record.accuracy else []),
         Lines(title="warnings", lines=_warnings(record)),
@@ -121,6 +131,7 @@ def _report_tables(record: RunRecord) -> list[Table]:
         tags = {**run, "rank": rank.rank}
         tables += [replace(table, tags=tags) for table in (*_details(rank), remarks_table(rank))]
     of_run = [plan_table(record.plan), keys_table(record), *_accuracy(record)]
+    of_run += [worth_table(record), *rank_tables(record)]
     return [*tables, *(replace(table, tags=run) for table in of_run)]
 
 

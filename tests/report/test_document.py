@@ -154,7 +154,8 @@ def test_capture_as_csv_has_one_row_a_key_with_what_text_leaves_out():
 
 REPORT_TABLES = (
     *("keys", "parity", "stages", "memory", "totals", "graphs", "captures", "remarks", "skipped"),
-    *("checks", "accuracy", "verdicts"),
+    *("checks", "accuracy", "verdicts", "worth"),
+    *("ranks", "rank-memory", "rank-replays", "rank-decisions"),
 )
 
 

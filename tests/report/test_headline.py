@@ -1,5 +1,6 @@
-from cgprof.record.types import RankRecord
+from cgprof.record.types import DecisionCount, RankRecord
 from cgprof.report.headline import graph_memory, headline_lines, key_memory_bytes, measured_lines
+from cgprof.shapes import DecisionReason
 from tests.support.runs import (
     KIB,
     MIB,
@@ -22,6 +23,18 @@ def test_headline_with_twins_gives_both_sizes_and_their_ratio():
         "steps served: 34 = 30 replayed, 4 eager (no captured key fits; 4 of them split)",
         LOOPBACK,
     ]
+
+
+def test_headline_counts_spread_steps_as_replays():
+    run = cuda_dbo_run()
+    rank = run.ranks[0]
+    spread = DecisionCount(label="FULL-8x8q1-mb2", reason=DecisionReason.SPREAD, count=6)
+    changed = rank.model_copy(update={"decisions": (*rank.decisions, spread)})
+    lines = headline_lines(run.model_copy(update={"ranks": (changed,)}))
+    assert lines[1] == (
+        "steps served: 40 = 36 replayed, 4 eager (no captured key fits; 4 of them split; "
+        "6 replayed a twin with spread tokens)"
+    )
 
 
 def test_headline_without_twins_gives_one_size_and_no_loopback():

@@ -1,0 +1,159 @@
+"""Steps of real engines, by a clock that only collectives and its own reads move."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cgprof.config.schema import All2AllBackend
+from cgprof.measure.worth import weigh_overlap
+from cgprof.shapes import CapturePolicy
+from tests.support.builders import build_engine, tiny_model, tiny_run
+from tests.support.ranks import run_ranks
+
+LAYERS = tiny_model().num_layers
+READS = 5  # of a step after its votes, one a stage
+COLLECTIVE_NS = 1_000
+ROUNDS = 20
+CAPTURED = (All2AllBackend.ALLGATHER_REDUCESCATTER, All2AllBackend.ALL_TO_ALL)
+
+
+class CountingClock(TorchDispatchMode):
+    """Time moves by each read, and by each collective of the thread that entered it."""
+
+    def __init__(self, read_ns):
+        super().__init__()
+        self.now, self._read_ns = 0, read_ns
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.now += COLLECTIVE_NS
+        return func(*args, **(kwargs or {}))
+
+    def read_ns(self):
+        self.now += self._read_ns
+        return self.now
+
+    def begin_span(self):
+        pass
+
+    def end_span(self):
+        pass
+
+    def span_ns(self):
+        return None
+
+    def synchronize(self):
+        pass
+
+
+def make_run(backend, policy=CapturePolicy.FULL_DECODE_ONLY, size=2, **limits):
+    run = tiny_run(policy, sizes=(2, 4, 8), dbo=True, **limits)
+    settings = {"data_parallel_size": size, "all2all_backend": backend}
+    return run.model_copy(update={"parallel": run.parallel.model_copy(update=settings)})
+
+
+def weighed(ranks, run):
+    """The record, the steps that were announced, and what a twin gives before and afterwards."""
+    engine = build_engine(run, ranks=ranks)
+    try:
+        with engine.active():
+            for key in engine.plan.keys:
+                engine.capture(key, lambda phase: None)
+            keys, outputs = engine.graphs.keys, [replayed(engine)]
+            seen = []
+            clock = CountingClock(100 if ranks is None or ranks.rank == 0 else 200)
+            with clock:
+                worth = weigh_overlap(engine, clock, lambda case: seen.append(str(case.split)))
+            assert engine.graphs.keys is keys
+            assert not engine.table.requests
+            outputs.append(replayed(engine))
+            assert torch.equal(*outputs)
+            assert engine._dispatcher.exchanging
+    finally:
+        engine.close()
+    return worth, seen
+
+
+def replayed(engine):
+    """Hidden states of the largest key, from a context that is computed anew."""
+    key = engine.graphs.keys[-1] if engine.graphs.keys else None
+    engine.live.clear()
+    if key is None:
+        step = engine.live.fill([5] * 8, [1] * 8, 0)
+        decision = engine.runner.decide(step)
+    else:
+        step, decision = engine.live_step(key), engine.decision_for(key)
+    prepared = engine.runner.prepare(step, decision)
+    hidden = engine.runner.launch(prepared)
+    engine.runner.finish(prepared, hidden).wait()
+    return hidden.clone()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("backend", CAPTURED)
+def test_ranks_find_what_their_collectives_cost_and_leave_no_trace(backend):
+    results = run_ranks(2, weighed, make_run(backend))
+    worth, seen = results[0]
+    other = results[1][0]
+    assert [row.model_dump() for row in worth.rows] == [row.model_dump() for row in other.rows]
+    assert seen == ["FULL-4x4q1-mb2", "FULL-8x8q1-mb2", "NONE-24-mb2", "NONE-48-mb2"]
+    assert (worth.exchange, worth.num_ranks) == (backend.value, 2)
+    base = READS * 200  # of the rank whose reads take longest
+    for row in worth.rows[:2]:
+        assert row.plain.count == ROUNDS
+        assert row.plain.median_ns == base + 2 * LAYERS * COLLECTIVE_NS
+        assert row.split.median_ns == base + 4 * LAYERS * COLLECTIVE_NS
+        assert row.plain_bare.median_ns == row.split_bare.median_ns == base
+        assert row.exchange_ns == 2 * LAYERS * COLLECTIVE_NS
+        assert row.hidden.value == -1  # two exchanges, none of them hidden
+        assert row.verdict == "not worth it"
+        assert "CPU" in row.experts_note
+    for row in worth.rows[2:]:
+        assert row.plain.median_ns == base + 2 * LAYERS * COLLECTIVE_NS
+        assert row.plain_bare.median_ns == base
+
+
+@pytest.mark.ranks(2)
+def test_exact_exchange_says_why_there_is_no_step_without_it():
+    run = make_run(All2AllBackend.EXACT, policy=CapturePolicy.NONE)
+    worth, _ = run_ranks(2, weighed, run)[0]
+    assert [(row.kind, row.num_tokens) for row in worth.rows] == [("prefill", 24), ("prefill", 48)]
+    assert all(row.plain_bare is None and "exact" in row.bare_note for row in worth.rows)
+
+
+def test_one_rank_has_nothing_to_hide():
+    worth, _ = weighed(None, make_run(All2AllBackend.ALL_TO_ALL, size=1))
+    assert (worth.exchange, worth.num_ranks) == ("loopback", 1)
+    assert [row.num_tokens for row in worth.rows] == [4, 8, 24, 48]
+    for row in worth.rows:
+        assert row.plain.median_ns == READS * 100
+        assert row.hidden is None
+        assert row.plain_bare is None
+        assert "nothing to hide" in row.hidden_note
+        assert row.verdict == "undecided"
+
+
+def fail_bare_on_one_rank(ranks, run):
+    engine = build_engine(run, ranks=ranks)
+    try:
+        with engine.active():
+            for key in engine.plan.keys:
+                engine.capture(key, lambda phase: None)
+            if ranks.rank == 1:
+                engine.output = engine.output[:4]  # of steps without exchange alone
+            clock = CountingClock(100)
+            return weigh_overlap(engine, clock, lambda case: None)
+    finally:
+        engine.close()
+
+
+@pytest.mark.ranks(2)
+def test_bare_capture_that_fails_on_one_rank_is_told_on_all():
+    run = make_run(All2AllBackend.ALL_TO_ALL, max_num_batched_tokens=16)
+    for worth in run_ranks(2, fail_bare_on_one_rank, run):
+        small, large = worth.rows
+        assert small.plain_bare is not None
+        assert large.plain_bare is None
+        assert large.bare_note.startswith("rank 1: ")
+        assert "4 token rows" in large.bare_note
+        assert large.plain.count == ROUNDS
