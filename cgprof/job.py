@@ -20,7 +20,7 @@ from cgprof.batch.request import Request
 from cgprof.engine.engine import serve
 from cgprof.engine.worker import Engine
 from cgprof.engine.workload import workload
-from cgprof.errors import CgprofError, ConfigError
+from cgprof.errors import CgprofError, ConfigError, RankError
 from cgprof.measure.capture_times import describe_parts, seconds_by_part
 from cgprof.measure.clock import Clock, clock_for, timer_floor_ns
 from cgprof.measure.kept import Kept
@@ -38,6 +38,7 @@ from cgprof.measure.profile import (
 )
 from cgprof.measure.progress import Progress
 from cgprof.measure.shortage import with_final_words
+from cgprof.measure.worth import weigh_overlap
 from cgprof.parallel.agree import agree_success
 from cgprof.record.store import NoFolder, RunWriter
 from cgprof.record.types import (
@@ -49,6 +50,7 @@ from cgprof.record.types import (
     RankRecord,
     RunRecord,
 )
+from cgprof.record.votes import VetoCount
 from cgprof.shapes import GraphKey, RuntimeMode
 
 
@@ -141,8 +143,8 @@ class Job:
         for index in todo:
             graph = self._graphs[index]
             self._progress.step(graph.label)
-            self._graphs[index] = profile_key(
-                self._engine, graph, self._clock, self._writer.samples, self._nvml
+            self._graphs[index] = self._required(
+                profile_key(self._engine, graph, self._clock, self._writer.samples, self._nvml)
             )
             self.save("partial")
         ready = [graph for graph in self._graphs if graph.failure is None]
@@ -152,9 +154,26 @@ class Job:
             self._graphs = profile_round_robin(
                 self._engine, self._graphs, self._clock, self._writer.samples
             )
+        if self.record.config.microbatch.worth and self.record.worth is None:
+            self._weigh_overlap()
         counted = count_outside(self._engine, self._graphs)
         self._graphs = [self._with_replays(graph) for graph in counted]
         self._gather()
+        self.save("partial")
+
+    def _weigh_overlap(self) -> None:
+        """Times steps plain and split; before anything is traced, which slows launches."""
+        self._progress.say("is DBO worth it: steps plain and split, with and without exchange")
+        try:
+            worth = weigh_overlap(
+                self._engine,
+                self._clock,
+                lambda case: self._progress.say(f"{case.kind} of {case.num_tokens} tokens"),
+            )
+        except CgprofError as error:
+            self._fail_alone("dbo worth", error)
+            return
+        self._update(worth=worth)
         self.save("partial")
 
     def check_parity(self, keys: Collection[GraphKey] | None = None) -> None:
@@ -188,7 +207,7 @@ class Job:
             eager, replay, verdict = score_both(self._engine, choice.tokenizer, choice.task)
         except CgprofError as error:
             if choice.named or not isinstance(error, ConfigError):
-                self._fail("task", error)
+                self._fail_alone("task", error)
             else:
                 self._update(accuracy_note=f"no task accuracy: {error}")
             return ()
@@ -218,7 +237,7 @@ class Job:
             self._progress.say("weights")
             weights = check_weights(engine)
             scores = self.score(choice)
-        engine.runner.decisions.clear()
+        engine.runner.forget_counts()
         legs = leg_colours(self._graphs, greedy, weights)
         self._update(
             check=CheckRecord(
@@ -235,14 +254,12 @@ class Job:
         """Serves a short workload, so that the report can say how real steps were decided."""
         engine = self._engine
         engine.live.clear()
-        engine.runner.decisions.clear()
+        engine.runner.forget_counts()
         self._progress.say("serving a short workload")
         try:
             serve(engine, self._own_part(workload(engine.config, engine.model_config)))
         except CgprofError as error:
-            if engine.ranks is not None:
-                raise  # the other ranks wait for this one
-            self._fail("serve", error)
+            self._fail_alone("serve", error)
         self._gather()
 
     def save(self, status: str) -> None:
@@ -261,6 +278,7 @@ class Job:
             rank=0 if ranks is None else ranks.rank,
             graphs=(*self._graphs, *self._kept.rest(self._graphs)),
             decisions=_decisions(self._engine) if with_decisions else (),
+            vetoes=_vetoes(self._engine) if with_decisions else (),
             totals=getattr(self, "_totals", None),
         )
 
@@ -282,6 +300,15 @@ class Job:
             effective_mode=RuntimeMode.NONE.name,
             failure=failure,
         )
+
+    def _required(self, graph: GraphRecord) -> GraphRecord:
+        """A key that fails in steps of all ranks leaves the others waiting for this one."""
+        ranks = self._engine.ranks
+        if ranks is not None and graph.failure is not None:
+            if "gloo" in graph.failure:  # a split step words the collective's error as its own
+                raise ranks.lost(RuntimeError(graph.failure))
+            raise RankError(ranks.rank, graph.failure)
+        return graph
 
     def _own_part(self, requests: list[Request]) -> list[Request]:
         """Unlike loads: rank 0 serves all requests, each further rank fewer of them."""
@@ -311,7 +338,10 @@ class Job:
     def _update(self, **fields: object) -> None:
         self.record = self.record.model_copy(update=fields)
 
-    def _fail(self, where: str, error: CgprofError) -> None:
+    def _fail_alone(self, where: str, error: CgprofError) -> None:
+        """Keeps the error, unless other ranks wait for this one in the step that it left."""
+        if self._engine.ranks is not None:
+            raise error
         failure = Failure(where=where, error=type(error).__name__, message=str(error))
         self._update(failures=(*self.record.failures, failure))
 
@@ -346,4 +376,11 @@ def _decisions(engine: Engine) -> tuple[DecisionCount, ...]:
         for (key, reason), count in sorted(
             engine.runner.decisions.items(), key=lambda item: str(item[0][0])
         )
+    )
+
+
+def _vetoes(engine: Engine) -> tuple[VetoCount, ...]:
+    counts = sorted(engine.runner.vetoes.items(), key=lambda item: (item[0].rank, item[0].reason))
+    return tuple(
+        VetoCount(rank=veto.rank, reason=veto.reason, count=count) for veto, count in counts
     )

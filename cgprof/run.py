@@ -10,15 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from torch.distributed import DistError
-
 from cgprof.accuracy.choice import CheckOptions, choose_task
 from cgprof.config.compat import check
 from cgprof.config.load import fingerprint, load_run
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.engine.room import choose_device
 from cgprof.engine.worker import Engine
-from cgprof.errors import UnsupportedError
+from cgprof.errors import RankError, UnsupportedError
 from cgprof.graphs.modes import ResolvedPolicy
 from cgprof.graphs.plan import CapturePlan
 from cgprof.graphs.plan_record import plan_record, resolve_plan
@@ -29,7 +27,7 @@ from cgprof.measure.progress import Progress
 from cgprof.parallel.agree import agree_equal
 from cgprof.parallel.canonical import code_version
 from cgprof.parallel.grid import Rank
-from cgprof.parallel.groups import Ranks, connect
+from cgprof.parallel.groups import Ranks, collective_cause, connect
 from cgprof.record.environment import collect
 from cgprof.record.place import Environment, RunProcess
 from cgprof.record.resume import (
@@ -261,17 +259,15 @@ def _joined(order: _Order) -> Iterator[Ranks | None]:
     ranks = connect(order.rank, choose_device(order.run.measure.device), order.run.parallel)
     try:
         yield ranks
-    except RuntimeError as error:
-        if not _is_of_a_collective(error):
+    except RankError:
+        raise
+    except Exception as error:
+        failed = collective_cause(error)
+        if failed is None:
             raise
-        raise ranks.lost(error) from error
+        raise ranks.lost(failed) from error
     finally:
         ranks.close()
-
-
-def _is_of_a_collective(error: RuntimeError) -> bool:
-    """Whether a peer is gone or late: gloo's errors have no type of their own."""
-    return isinstance(error, DistError) or "gloo" in str(error)
 
 
 def _require_alike(ranks: Ranks, order: _Order, environment: Environment) -> None:

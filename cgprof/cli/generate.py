@@ -41,6 +41,7 @@ def generate(
     dbo_decode_token_threshold: options.DecodeThreshold = None,
     dbo_prefill_token_threshold: options.PrefillThreshold = None,
     twins: options.Twins = None,
+    dbo_spread_real_tokens: options.SpreadRealTokens = None,
     data_parallel_size: options.DataParallelSize = None,
     all2all_backend: options.All2AllBackend = None,
     verify_decisions: options.VerifyDecisions = None,

@@ -21,7 +21,8 @@ def report(
     """Print the full report of one or more run folders.
 
     Tables: keys, parity, stages, memory, totals, graphs, captures, remarks, skipped, checks,
-    accuracy, verdicts.
+    accuracy, verdicts; worth of --dbo-worth; of several ranks: ranks, rank-memory, rank-replays,
+    rank-decisions.
     """
     from cgprof.record.store import read_run
     from cgprof.report.tables import report_document

@@ -33,6 +33,14 @@ def _dbo_needs_experts(run: RunConfig, model: ModelConfig) -> Iterator[ConfigErr
         )
 
 
+def _worth_needs_dbo(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    if run.microbatch.worth and not run.microbatch.enabled:
+        yield UnsupportedError(
+            spell("microbatch.worth"),
+            "compares steps plain and split, but nothing is split here; add --dbo",
+        )
+
+
 def _captured_exchange_needs_no_host(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
     backend, policy = run.parallel.all2all_backend, run.capture.policy
     if backend is All2AllBackend.EXACT and policy is not CapturePolicy.NONE:
@@ -69,6 +77,12 @@ def _ranks_share_experts(run: RunConfig, model: ModelConfig) -> Iterator[ConfigE
             spell("parallel.data_parallel_size"),
             f"{size} ranks share the experts of a model, and there are no experts in this config "
             f"({model.name}); run it on one rank",
+        )
+    elif size > max(model.num_experts, 1):
+        yield UnsupportedError(
+            spell("parallel.data_parallel_size"),
+            f"{size} ranks cannot share the {model.num_experts} experts of {model.name}, each "
+            f"needs one; use at most {model.num_experts}",
         )
 
 
@@ -138,19 +152,27 @@ def _blocks_hold_requests(run: RunConfig, model: ModelConfig) -> Iterator[Config
     limits, blocks = run.limits, run.limits.num_gpu_blocks_override
     if blocks is None:
         return
-    needs = {f"one request of max_model_len {limits.max_model_len}": (1, limits.max_model_len)}
-    if run.capture.policy is not CapturePolicy.NONE:
-        length = run.measure.context_len + _longest_query(run)
-        what = f"the profile's {limits.max_num_seqs} requests (--max-num-seqs) of {length} tokens"
-        needs[what] = (limits.max_num_seqs, length)
-    for what, (num_reqs, length) in needs.items():
-        needed = 1 + num_reqs * -(-length // limits.block_size)
+    for what, needed in blocks_needed(run).items():
         if blocks < needed:
             yield UnsupportedError(
                 spell("limits.num_gpu_blocks_override"),
                 f"{blocks} blocks of {limits.block_size} tokens are too few for {what}: with the "
                 f"reserved block 0 they need {needed}; raise it or leave it out",
             )
+
+
+def blocks_needed(run: RunConfig) -> dict[str, int]:
+    """Returns the fewest KV blocks of a run, by what needs them; the reserved one included."""
+    limits = run.limits
+    needs = {f"one request of max_model_len {limits.max_model_len}": (1, limits.max_model_len)}
+    if run.capture.policy is not CapturePolicy.NONE:
+        length = run.measure.context_len + _longest_query(run)
+        what = f"the profile's {limits.max_num_seqs} requests (--max-num-seqs) of {length} tokens"
+        needs[what] = (limits.max_num_seqs, length)
+    return {
+        what: 1 + num_reqs * -(-length // limits.block_size)
+        for what, (num_reqs, length) in needs.items()
+    }
 
 
 def _samples_are_a_range(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
@@ -178,6 +200,7 @@ _RULES: tuple[Rule, ...] = (
     _capacity_holds_a_step,
     _ranks_share_experts,
     _dbo_needs_experts,
+    _worth_needs_dbo,
     _thresholds_fill_microbatches,
     _block_size_is_power_of_two,
     _block_fits_length,

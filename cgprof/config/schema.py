@@ -57,7 +57,7 @@ class ParallelConfig(_Part):
     nccl_graph_mixing: bool = False  # several graphs and eager calls may share a communicator
     comm_stream_priority: Annotated[int, Field(ge=-5, le=0)] = 0
     nccl_max_ctas: Positive | None = None
-    replay_timeout_s: Annotated[float, Field(gt=0)] = 20
+    replay_timeout_s: Annotated[float, Field(gt=0)] = 15
     startup_timeout_s: Annotated[float, Field(gt=0)] = 600
 
 

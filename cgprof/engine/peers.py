@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from cgprof.config.schema import RunConfig
+from cgprof.errors import CaptureError
 from cgprof.graphs.manager import GraphManager
 from cgprof.parallel.deadline import Deadline, end_rank
 from cgprof.parallel.dp import VoteExchange, decision_state
-from cgprof.parallel.groups import Ranks
+from cgprof.parallel.groups import Ranks, collective_cause
 from cgprof.shapes import GraphKey, StepDecision, StepVote
 
 
@@ -63,13 +64,21 @@ class Peers:
 
     @contextmanager
     def patient(self, what: str) -> Iterator[None]:
-        """Waits as long as a start-up may take, for compiling and warm-up."""
-        with self._ranks.extended(self._startup_s):
-            if self._deadline is None:
+        """Waits as long as a start-up may take, for compiling and warm-up.
+
+        Raises:
+            RankError: A capture failed here because another rank is gone or does not answer.
+        """
+        deadline = self._deadline
+        watched = nullcontext() if deadline is None else deadline.extended(self._startup_s, what)
+        with self._ranks.extended(self._startup_s), watched:
+            try:
                 yield
-                return
-            with self._deadline.extended(self._startup_s, what):
-                yield
+            except CaptureError as error:
+                failed = collective_cause(error)
+                if failed is None:
+                    raise
+                raise self._ranks.lost(failed) from error
 
     def close(self) -> None:
         """Ends the deadline's thread."""

@@ -24,9 +24,11 @@ from cgprof.engine.types import IDLE_STEP, PreparedStep, Step
 from cgprof.errors import ReplayError
 from cgprof.graphs.dispatch import decide, vote
 from cgprof.graphs.manager import CapturedGraph, GraphManager
+from cgprof.graphs.vetoes import Veto, vetoes
 from cgprof.kvcache.block_table import BlockTable
 from cgprof.microbatch.runner import MicrobatchRunner
 from cgprof.microbatch.split import Microbatch, slice_context
+from cgprof.microbatch.spread import layout
 from cgprof.models.decoder import Decoder
 from cgprof.moe.dispatcher import TokenDispatcher
 from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision, StepVote
@@ -44,12 +46,24 @@ class StepMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splitting:
-    """How steps are split, and how transfers run when they are not."""
+    """How steps are split, and how transfers run.
+
+    Without `exchanging` steps leave out the exchange: for timing only, results are wrong.
+    """
 
     config: MicrobatchConfig
     microbatches: MicrobatchRunner | None
     enter: Callable[[int], AbstractContextManager[None]]
     handoff: Handoff  # of whole steps
+    exchanging: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What follows from all ranks' votes."""
+
+    decision: StepDecision
+    vetoes: tuple[Veto, ...]
 
 
 class StepRunner:
@@ -68,6 +82,7 @@ class StepRunner:
     ) -> None:
         self.model = model
         self.decisions: Counter[tuple[GraphKey, DecisionReason]] = Counter()
+        self.vetoes: Counter[Veto] = Counter()
         self.inputs = InputWriter(memory.table, memory.block_table, memory.buffers)
         self._buffers = memory.buffers
         self._output = memory.output
@@ -78,10 +93,11 @@ class StepRunner:
         self._limits = limits
         self._config = splitting.config
         self._dispatcher = dispatcher
+        self._exchanging = splitting.exchanging
         self._peers = peers
         self._num_ranks = 1 if peers is None else peers.size
         self._votes: dict[BatchShape, StepVote] = {}
-        self._known: dict[tuple[StepVote, ...], StepDecision] = {}
+        self._known: dict[tuple[StepVote, ...], _Known] = {}
         self._known_keys: tuple[GraphKey, ...] = ()
         self._tokens = TokenRing(memory.buffers.max_num_reqs, memory.output.device)
 
@@ -89,6 +105,11 @@ class StepRunner:
     def has_peers(self) -> bool:
         """Whether other ranks take part in every step."""
         return self._peers is not None
+
+    def forget_counts(self) -> None:
+        """Counts decisions and vetoes from here on."""
+        self.decisions.clear()
+        self.vetoes.clear()
 
     def share(self, step: Step) -> tuple[StepVote, ...]:
         """Returns all ranks' votes on their steps, this rank's among them.
@@ -113,12 +134,17 @@ class StepRunner:
         `votes` are what `share` returned for it; left out, they are exchanged here.
         """
         votes = self.share(step) if votes is None else votes
-        decision = self._known.get(votes)
-        if decision is None:
-            decision = self._known[votes] = decide(votes, self._known_keys, self._config)
+        known = self._known.get(votes)
+        if known is None:
+            known = self._known[votes] = _Known(
+                decision=decide(votes, self._known_keys, self._config),
+                vetoes=vetoes(votes, self._config),
+            )
+        for veto in known.vetoes:
+            self.vetoes[veto] += 1
         if self._peers is not None:
-            self._peers.check(decision)
-        return decision
+            self._peers.check(known.decision)
+        return known.decision
 
     def prepare(
         self, step: Step, decision: StepDecision, padding: PaddingFill = CLEAN
@@ -130,7 +156,8 @@ class StepRunner:
                 graph cannot be replayed.
         """
         key = decision.key
-        written = self.inputs.write(step, key, padding)
+        spread = layout(decision, step.shape.num_tokens)
+        written = self.inputs.write(step, key, padding, spread)
         graph: CapturedGraph | None = None
         contexts: tuple[ForwardContext, ...] = ()
         if key.mode is RuntimeMode.FULL:
@@ -146,6 +173,7 @@ class StepRunner:
             contexts=contexts,
             token_slices=tuple(m.token_slice for m in written.microbatches),
             any_random=written.any_random,
+            spread=spread,
         )
 
     def launch(self, prepared: PreparedStep, *, count: bool = True) -> torch.Tensor:
@@ -156,7 +184,7 @@ class StepRunner:
         if prepared.graph is not None:
             output = self._graphs.replay(prepared.graph)
         else:
-            self._dispatcher.lane = "eager"
+            self._dispatcher.lane, self._dispatcher.exchanging = "eager", self._exchanging
             self._forward(prepared.contexts, prepared.token_slices)()
             output = self._output[: prepared.decision.key.num_tokens]
         if count:
@@ -184,7 +212,7 @@ class StepRunner:
         """Returns what a capture calls: it writes a batch of padding and hands out the pass."""
 
         def make_forward() -> Callable[[], None]:
-            self._dispatcher.lane = "captured"
+            self._dispatcher.lane, self._dispatcher.exchanging = "captured", self._exchanging
             parts = self.inputs.write(IDLE_STEP, key, CLEAN).microbatches
             contexts = self._contexts(key, IDLE_STEP.shape, parts, None)
             return self._forward(contexts, tuple(m.token_slice for m in parts))
@@ -194,7 +222,7 @@ class StepRunner:
     def _scores(self, prepared: PreparedStep, hidden: torch.Tensor) -> torch.Tensor:
         """The same [R, V] in the model's dtype."""
         num_reqs = prepared.decision.key.num_reqs or prepared.step.shape.num_reqs
-        if prepared.step.one_each:
+        if prepared.step.one_each and not prepared.spread:
             all_rows = num_reqs == hidden.shape[0]
             return self.model.scores(hidden if all_rows else hidden[:num_reqs])
         rows = self._buffers.device_fields.sample_rows[:num_reqs]

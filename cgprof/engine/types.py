@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from cgprof.batch.context import ForwardContext
 from cgprof.graphs.manager import CapturedGraph
+from cgprof.microbatch.spread import Region
 from cgprof.shapes import BatchShape, StepDecision
 
 
@@ -44,3 +45,4 @@ class PreparedStep:
     contexts: tuple[ForwardContext, ...]  # of an eager step: one, or one a microbatch
     token_slices: tuple[slice, ...]  # each context's rows of the output
     any_random: bool  # whether a request samples, and not all are greedy
+    spread: tuple[Region, ...] = ()  # where its tokens lie; empty: in the first rows of the output

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 
@@ -13,6 +14,7 @@ from cgprof.attention.reference import ReferenceAttention
 from cgprof.batch.buffers import InputBuffers
 from cgprof.batch.context import Handoff, PlainHandoff
 from cgprof.batch.request import RequestTable
+from cgprof.config.compat import blocks_needed
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.engine.live import LiveRequests
 from cgprof.engine.peers import Peers
@@ -21,6 +23,7 @@ from cgprof.engine.room import Room, choose_device
 from cgprof.engine.scheduler import Scheduler
 from cgprof.engine.step import Splitting, StepMemory, StepRunner
 from cgprof.engine.types import Step
+from cgprof.errors import RankError
 from cgprof.graphs.cuda import CudaRecorder
 from cgprof.graphs.dispatch import eager_key
 from cgprof.graphs.manager import CapturedGraph, GraphManager
@@ -38,6 +41,14 @@ from cgprof.parallel.groups import Ranks
 from cgprof.shapes import DecisionReason, GraphKey, StepDecision
 
 _TOKEN_BYTES = 21  # of the input buffers: id, position, slot, padding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BareSteps:
+    """A second runner and its own graphs, over the same requests and buffers."""
+
+    runner: StepRunner
+    graphs: GraphManager
 
 
 class Engine:
@@ -83,8 +94,13 @@ class Engine:
 
     def capture(self, key: GraphKey, mark: Callable[[str], None]) -> CapturedGraph:
         """Captures one key; `mark` is called between its phases, for memory readings."""
-        with nullcontext() if self.peers is None else self.peers.patient(f"capture of {key}"):
+        with self._patient(key):
             return self.graphs.capture(key, self.runner.capture_factory(key), mark=mark)
+
+    def capture_bare(self, steps: BareSteps, key: GraphKey) -> None:
+        """Captures one key without its exchange, beside the graph that has it."""
+        with self._patient(key):
+            steps.graphs.capture(key, steps.runner.capture_factory(key))
 
     def decision_for(self, key: GraphKey) -> StepDecision:
         """Returns the decision that forces a key, for profiling and checks."""
@@ -98,6 +114,27 @@ class Engine:
         return self.live.live_step(
             key, self.config.measure.context_len, most=most, seed=self.input_seed
         )
+
+    @contextmanager
+    def without_exchange(self) -> Iterator[BareSteps]:
+        """Gives steps that leave the exchange out: for timing only, since results are wrong.
+
+        Afterwards their graphs are freed and no request is live.
+        """
+        graphs = self._new_graphs()
+        try:
+            yield BareSteps(runner=self._new_runner(graphs, exchanging=False), graphs=graphs)
+        finally:
+            self.synchronize()
+            graphs.free()
+            self._dispatcher.exchanging = True
+            self.live.clear()
+
+    def routings(self, step: Step) -> torch.Tensor:
+        """Returns the experts of the step's tokens, ids of the whole model [MoE layers, T, K]."""
+        decision = self.decision_for(eager_key(step.shape.num_tokens))
+        context = self.runner.prepare(step, decision).contexts[0]
+        return self.model.routings(context, self.output[: step.shape.num_tokens])
 
     def expert_usage(self, step: Step) -> float | None:
         """Returns how many distinct experts a layer runs for this step, mean over layers."""
@@ -143,11 +180,14 @@ class Engine:
         if self.microbatches is not None:
             self.microbatches.close()
 
+    def _patient(self, key: GraphKey) -> AbstractContextManager[None]:
+        return nullcontext() if self.peers is None else self.peers.patient(f"capture of {key}")
+
     def _build(self, split: bool) -> None:
         config, limits = self.config, self.config.limits
         ranks, model_config = self.ranks, self.model_config
         experts = None
-        if ranks is not None:
+        if ranks is not None and model_config.is_moe:
             experts = expert_range(model_config.num_experts, ranks.size, ranks.rank)
         largest = max((key.num_tokens for key in self.plan.keys), default=0)
         num_tokens = max(limits.max_num_batched_tokens, largest)
@@ -197,16 +237,26 @@ class Engine:
             if self.compute_stream is None
             else CudaRecorder(self.compute_stream, [s for s in (self.comm_stream,) if s])
         )
-        self.graphs = GraphManager(
+        self.graphs = self._new_graphs()
+        if ranks is not None:
+            self.peers = Peers(ranks, self.graphs, config)
+        self._dispatcher = dispatcher
+        self.runner = self._new_runner(self.graphs)
+        self.live = LiveRequests(
+            self.runner, self.table, self.block_table, limits, self.model_config.vocab_size
+        )
+
+    def _new_graphs(self) -> GraphManager:
+        return GraphManager(
             self.recorder,
             self.buffers,
             self.output,
             extra_addresses={"kv_cache": self.model.cache_address},
             on_failure=self.microbatches.abort if self.microbatches else _nothing,
         )
-        if ranks is not None:
-            self.peers = Peers(ranks, self.graphs, config)
-        self.runner = StepRunner(
+
+    def _new_runner(self, graphs: GraphManager, *, exchanging: bool = True) -> StepRunner:
+        return StepRunner(
             model=self.model,
             memory=StepMemory(
                 table=self.table,
@@ -214,19 +264,17 @@ class Engine:
                 buffers=self.buffers,
                 output=self.output,
             ),
-            graphs=self.graphs,
+            graphs=graphs,
             splitting=Splitting(
-                config=config.microbatch,
+                config=self.config.microbatch,
                 microbatches=self.microbatches,
                 enter=self.recorder.enter,
                 handoff=self._plain_handoff(),
+                exchanging=exchanging,
             ),
-            limits=limits,
-            dispatcher=dispatcher,
+            limits=self.config.limits,
+            dispatcher=self._dispatcher,
             peers=self.peers,
-        )
-        self.live = LiveRequests(
-            self.runner, self.table, self.block_table, limits, self.model_config.vocab_size
         )
 
     def _attention(self) -> AttentionBackend:
@@ -245,7 +293,15 @@ class Engine:
         """The cache [layers, blocks, 2, S, G, C]; ranks schedule alike, so all have the fewest."""
         blocks = room.cache_blocks()
         if self.ranks is not None:
-            blocks = min(int(str(found)) for found in self.ranks.gather_objects(blocks))
+            counts = [int(str(found)) for found in self.ranks.gather_objects(blocks)]
+            blocks = min(counts)
+            for what, needed in blocks_needed(self.config).items():
+                if blocks < needed:
+                    raise RankError(
+                        counts.index(blocks),
+                        f"has room for {blocks} KV blocks, {what} need {needed}; lower "
+                        "--max-num-seqs or --max-model-len, or raise --gpu-memory-utilization",
+                    )
         return torch.zeros(room.cache_shape(blocks), dtype=self.dtype, device=self.device)
 
     def _microbatch_runner(self) -> MicrobatchRunner:

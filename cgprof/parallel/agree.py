@@ -26,16 +26,25 @@ def agree_equal(ranks: Ranks, what: str, value: object) -> None:
 def agree_success(ranks: Ranks, problem: str | None, *, what: str = "") -> dict[int, str]:
     """Returns the problems of the ranks that had one, equal on every rank; empty if none had.
 
+    A rank with a problem does not wait long for the others: they may be waiting for it themselves,
+    in an exchange that it left.
+
     Args:
         ranks: This process among its peers.
         problem: This rank's problem, or None.
         what: What was attempted, such as a key's name; has to be the same on all ranks.
 
     Raises:
-        RankError: Ranks attempted different things.
+        RankError: Ranks attempted different things, or others are stuck after this rank's problem.
     """
     attempts, problems = [], {}
-    for rank, found in enumerate(ranks.gather_objects((what, problem))):
+    try:
+        gathered = ranks.gather_objects((what, problem), soon=problem is not None)
+    except RankError as error:
+        if problem is None:
+            raise
+        raise RankError(ranks.rank, f"{problem}; then the others did not go on") from error
+    for rank, found in enumerate(gathered):
         assert isinstance(found, tuple)
         attempts.append(str(found[0]))
         if found[1] is not None:

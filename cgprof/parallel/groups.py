@@ -56,13 +56,16 @@ class Ranks:
         self._startup_timeout_s = parallel.startup_timeout_s
         self._set_tensor_timeout(self.answer_timeout_s)
 
-    def gather_objects(self, mine: object) -> list[object]:
-        """Returns every rank's object in rank order; waits as long as a start-up may take.
+    def gather_objects(self, mine: object, *, soon: bool = False) -> list[object]:
+        """Returns every rank's object in rank order.
+
+        Waits as long as a start-up may take, or `soon` half as long as for a vote.
 
         Raises:
             RankError: A rank did not answer, is gone, or is elsewhere in the program.
         """
-        sent = self.rounds.all_bytes(pickle.dumps(mine), timeout_s=self._startup_timeout_s)
+        limit_s = self.answer_timeout_s / 2 if soon else self._startup_timeout_s
+        sent = self.rounds.all_bytes(pickle.dumps(mine), timeout_s=limit_s)
         return [pickle.loads(data) for data in sent]
 
     def barrier(self) -> None:
@@ -106,6 +109,20 @@ class Ranks:
     @property
     def _on_cuda(self) -> bool:
         return self.device.type == "cuda"
+
+
+def collective_cause(error: BaseException | None) -> RuntimeError | None:
+    """Returns the failed collective that an error comes from: a peer is gone or late. None if none.
+
+    gloo's errors have no type of their own.
+    """
+    while error is not None:
+        if isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and "gloo" in str(error)
+        ):
+            return error
+        error = error.__cause__
+    return None
 
 
 def connect(rank: Rank, device: torch.device, parallel: ParallelConfig) -> Ranks:

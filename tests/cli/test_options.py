@@ -25,7 +25,8 @@ def refusal(*args: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "lacks"), [(plan, set()), (capture, set()), (check, {"parity"})]
+    ("command", "lacks"),
+    [(plan, {"dbo_worth"}), (capture, set()), (check, {"parity", "dbo_worth"})],
 )
 def test_every_flag_is_an_option_of_the_command(command, lacks):
     names = {flag.lstrip("-").replace("-", "_") for flag in FLAGS.values()}
@@ -41,7 +42,7 @@ def test_flags_reach_their_settings():
         *("--cudagraph-capture-sizes", "1,2", "--cudagraph-capture-sizes", "8", "--enable-dbo"),
         *("--ubatch-size", "3", "--dbo-decode-token-threshold", "4", "--twins", "band"),
         *("--dbo-prefill-token-threshold", "64", "--set", "measure.context_len=16"),
-        *("--load-format", "dummy", "--no-strict"),
+        *("--load-format", "dummy", "--no-strict", "--dbo-spread-real-tokens"),
     )
     limits = {
         "max_num_seqs": 32,
@@ -63,6 +64,7 @@ def test_flags_reach_their_settings():
     assert config["microbatch"]["decode_token_threshold"] == 4
     assert config["microbatch"]["prefill_token_threshold"] == 64
     assert config["microbatch"]["twins"] == "band"
+    assert config["microbatch"]["spread_real_tokens"] is True
     assert (config["model"]["name"], config["model"]["dtype"]) == ("tiny-moe", "float16")
     assert (config["measure"]["device"], config["measure"]["context_len"]) == ("cpu", 16)
     assert (config["seed"], config["accuracy"]["parity"]) == (7, False)

@@ -53,6 +53,15 @@ def test_explain_of_loads_around_the_start_of_the_last_microbatch(loads, label, 
     assert data["decision"]["tokens_per_rank"] == [int(load) for load in loads.split(",")]
 
 
+def test_explain_and_search_know_spread_tokens():
+    args = (*OF_128, "--dbo-spread-real-tokens")
+    text = printed(*args, "--explain", "--dp-tokens", "63,97")
+    assert "decision FULL-128x128q1-mb2 on all ranks, reason spread\n" in text
+    assert "rank 0 has too few tokens to reach the last microbatch" in text
+    assert "none found on which ranks would differ" in printed(*args, "--search")
+    assert ", few tokens spread\n" in printed(*args)
+
+
 def test_explain_shows_what_each_rank_would_do_alone():
     sizes = ("--cudagraph-capture-sizes", "8,64")
     rows = printed(*DECODE, *sizes, "--explain", "--dp-tokens", "7,64,0", "--format", "csv")

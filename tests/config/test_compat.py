@@ -19,6 +19,13 @@ def test_dual_batch_overlap_on_a_dense_model_is_refused():
     assert "--dbo" in error.where
 
 
+def test_weighing_an_overlap_that_is_off_is_refused():
+    error = refusal("tiny-moe", microbatch__worth=True)
+    assert "--dbo-worth" in error.where
+    assert "add --dbo" in error.problem
+    check(*load_run(None, "tiny-moe", {"microbatch.worth": True, "microbatch.enabled": True}))
+
+
 @pytest.mark.parametrize("field", ["decode_token_threshold", "prefill_token_threshold"])
 @pytest.mark.parametrize("threshold", [-1, 0, 1])
 def test_threshold_below_the_microbatches_is_refused(field, threshold):

@@ -123,6 +123,7 @@ class ScriptedEngine:
             measure=MeasureConfig(warmup=1, min_samples=5, max_samples=8, round_robin_rounds=3)
         )
         self.plan = SimpleNamespace(keys=tuple(keys))
+        self.ranks = None
         self.clock = ScriptedClock(has_device=has_device)
         self.runner = ScriptedRunner(self.clock, **{"launch": self._launch_cost, **costs})
         self.graphs = SimpleNamespace(captured={}, poison=lambda key: self.poisoned.append(key))
