@@ -37,6 +37,14 @@ class Room:
                 f"the weights of {self._model.name} take {weights_bytes} bytes, the device has "
                 f"{free} free of {total}; choose a smaller model or another --dtype"
             )
+        model = self._model
+        table_bytes = 4 * model.max_positions * model.head_dim
+        if weights_bytes + table_bytes > free:
+            raise DeviceError(
+                f"the table of {model.max_positions} positions for heads of {model.head_dim} takes "
+                f"{table_bytes} bytes beside {weights_bytes} of weights, the device has {free} "
+                "free; correct the model card"
+            )
         num_reqs = self._limits.max_num_seqs
         token_bytes = self._model.hidden_size * self._dtype.itemsize + _TOKEN_BYTES
         needed = num_tokens * token_bytes + 4 * num_reqs * self.blocks_per_request

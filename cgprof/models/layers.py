@@ -154,6 +154,8 @@ def make_rope_table(config: ModelConfig, device: torch.device) -> torch.Tensor:
         UnsupportedError: The card asks for a scaling that does not exist here.
     """
     rope = config.rope
+    if device.type == "meta":  # sizes are asked for; the values may not fit anywhere
+        return torch.empty(config.max_positions, config.head_dim, device=device)
     half = torch.arange(0, config.head_dim, 2, dtype=torch.int64).to(torch.float32)
     inverse = 1.0 / (rope.theta ** (half / config.head_dim))
     if rope.kind == "llama3":

@@ -19,6 +19,15 @@ def test_cache_that_cannot_fit_is_refused_with_its_bytes(device):
         build_engine(run)
 
 
+def test_positions_that_cannot_fit_are_refused_with_their_bytes():
+    model = tiny_model(num_layers=1, head_dim=2**16, hidden_size=8, max_positions=2**24)
+    with pytest.raises(
+        DeviceError,
+        match="table of 16777216 positions for heads of 65536 takes 4398046511104 bytes",
+    ):
+        build_engine(tiny_run(), model)
+
+
 def test_device_memory_of_the_host_is_what_is_available():
     import torch
 
