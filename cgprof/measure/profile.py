@@ -16,7 +16,7 @@ from cgprof.measure.capture_times import CaptureWatch, watched_capture
 from cgprof.measure.clock import Clock
 from cgprof.measure.exchange import exchange_traffic
 from cgprof.measure.launch import Turn, round_robin, sample_steps
-from cgprof.measure.memory import MemoryReader, old_objects_frozen, used_bytes
+from cgprof.measure.memory import MemoryReader, many_readings, used_bytes
 from cgprof.measure.nvml import NvmlDevice
 from cgprof.measure.sampler import Peak, sampling
 from cgprof.measure.shortage import Shortage, largest_key, ran_out
@@ -66,7 +66,7 @@ def capture_keys(
 
     A key that fails yields a record with its failure, and the next key is captured.
     """
-    with old_objects_frozen():
+    with many_readings(engine.device):
         before = points.start = points.after_plain = points.after_twins = reader.read()
         for key in engine.plan.keys:
             progress(key)

@@ -122,6 +122,7 @@ class ScriptedEngine:
         self.config = RunConfig(
             measure=MeasureConfig(warmup=1, min_samples=5, max_samples=8, round_robin_rounds=3)
         )
+        self.device = torch.device("cpu")
         self.plan = SimpleNamespace(keys=tuple(keys))
         self.ranks = None
         self.clock = ScriptedClock(has_device=has_device)
