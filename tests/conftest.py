@@ -4,9 +4,15 @@ import pytest
 import torch
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    found = torch.cuda.device_count()
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also whole runs on several ranks")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    found, long = torch.cuda.device_count(), config.getoption("--long")
     for item in items:
+        if item.get_closest_marker("long") and not long:
+            item.add_marker(pytest.mark.skip(reason="takes minutes; run with --long"))
         needed = 1 if item.get_closest_marker("gpu") else 0
         marker = item.get_closest_marker("multigpu")
         if marker is not None:

@@ -30,7 +30,7 @@ def test_one_rank_has_times_and_says_that_there_is_nothing_to_hide(tmp_path):
     assert "over 1 ranks" not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.ranks(2)
 def test_two_ranks_have_bare_steps_vetoes_and_bytes(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -67,7 +67,7 @@ def run_with(fault, folder, pids, *more):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "more", "captured", "timed"),
     [
@@ -85,7 +85,7 @@ def test_killed_rank_ends_the_run_and_is_named(tmp_path, pids, fault, more, capt
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "more", "told"),
     [
@@ -103,7 +103,7 @@ def test_fault_inside_a_capture_s_exchange_is_told_with_its_rank(tmp_path, pids,
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.slow
+@pytest.mark.long
 def test_rank_that_stops_answering_is_named(tmp_path, pids):
     quick = ("--no-parity", "--set", "parallel.replay_timeout_s=3")
     line, graphs = run_with("stop-in-forward@1", tmp_path / "run", pids, *quick)
@@ -136,7 +136,7 @@ def test_capture_that_fails_on_one_rank_is_dropped_on_all_and_not_resumed(tmp_pa
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.slow
+@pytest.mark.long
 def test_plan_unlike_on_one_rank_is_refused_before_any_capture(tmp_path, pids):
     ended = run(["raise-in-plan@1", *TWO, "-o", str(tmp_path / "run")], FAULTY)
     assert ended.code == 3
@@ -192,7 +192,7 @@ def test_unlike_configs_are_refused_by_both_ranks_with_field_and_values(tmp_path
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
 def test_ended_parent_takes_its_ranks_along_and_leaves_a_partial_folder(tmp_path, pids, by):
     folder = tmp_path / "run"
@@ -212,7 +212,7 @@ def test_ended_parent_takes_its_ranks_along_and_leaves_a_partial_folder(tmp_path
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_at_once_do_not_meet(tmp_path):
     quick = ("--mode", "none", "--no-parity")
     runs = [start([*TWO, *quick, "-o", str(tmp_path / str(index))]) for index in range(2)]
@@ -223,7 +223,7 @@ def test_two_runs_at_once_do_not_meet(tmp_path):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.slow
+@pytest.mark.long
 def test_check_passes_on_two_ranks(tmp_path):
     folder = tmp_path / "run"
     args = ["check", "-dp", "2", *SMALL, "--sample", "-o", str(folder), "--format", "json"]
@@ -259,7 +259,7 @@ def test_other_number_of_ranks_than_asked_for_is_refused(tmp_path):
     assert stderr.splitlines() == [wanted]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_started_rank_is_a_run_on_one_rank(tmp_path):
     quick = ("--mode", "none", "--no-parity")
     args = ["capture", "-dp", "1", *SMALL, *quick, "-o", str(tmp_path / "run")]
