@@ -106,7 +106,7 @@ def test_two_ranks_give_what_each_gives_alone(backend, dbo):
 
 
 @pytest.mark.ranks(4)
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("backend", CAPTURED)
 def test_four_ranks_give_what_each_gives_alone(backend):
     check(4, make_run(4, backend, dbo=True))

@@ -210,7 +210,7 @@ signal.pause()
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_ignores_sigterm_is_killed_soon(tmp_path):
     body = """
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -226,7 +226,7 @@ while True:
     assert time.monotonic() - began < 20  # elastic alone would wait 30 s
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_reports_and_stays_is_ended(tmp_path):
     body = """
 ready()
@@ -269,7 +269,7 @@ def test_no_rank_outlives_its_launcher(tmp_path, temporary, by):
         assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_that_ignore_all_signals_end_with_their_launcher(tmp_path):
     body = """
 for ignored in (signal.SIGINT, signal.SIGTERM):
@@ -325,7 +325,7 @@ signal.pause()
     assert str(launch_and_fail(tmp_path, body)) == "rank 1: does not answer"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_stopped_rank_is_ended_as_well(tmp_path):
     body = """
 ready()
@@ -353,7 +353,7 @@ ranks.close()
     assert len(process_ids(tmp_path)) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("round_", range(5))
 def test_two_launches_at_once_both_start(tmp_path, round_):
     body = """
