@@ -25,7 +25,6 @@ from cgprof.measure.device import current_device
 from cgprof.measure.kept import Kept, keep, nothing_kept
 from cgprof.measure.progress import Progress
 from cgprof.parallel.agree import agree_equal
-from cgprof.parallel.canonical import code_version
 from cgprof.parallel.grid import Rank
 from cgprof.parallel.groups import Ranks, collective_cause, connect
 from cgprof.record.environment import collect
@@ -275,7 +274,7 @@ def _require_alike(ranks: Ranks, order: _Order, environment: Environment) -> Non
     agree_equal(ranks, "config", order.run)
     agree_equal(ranks, "model", {**order.model.model_dump(mode="json"), "directory": None})
     agree_equal(ranks, "plan", [str(key) for key in order.plan.keys])
-    versions = {"cgprof": code_version(), "torch": environment.torch}
+    versions = {"cgprof": environment.code, "torch": environment.torch}
     agree_equal(ranks, "versions", versions)
 
 

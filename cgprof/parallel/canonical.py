@@ -10,6 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from cgprof.record.environment import code_fingerprint
+
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -26,11 +28,7 @@ def canonical_hash(value: object) -> int:
 @functools.cache
 def code_version() -> str:
     """Returns a hash of this package's source, which has to be one on all ranks."""
-    digest = hashlib.sha256()
-    for path in sorted(_PACKAGE.rglob("*.py")):
-        digest.update(f"{path.relative_to(_PACKAGE)}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return code_fingerprint(_PACKAGE)
 
 
 def _plain(value: object) -> object:
