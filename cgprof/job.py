@@ -40,16 +40,10 @@ from cgprof.measure.progress import Progress
 from cgprof.measure.shortage import with_final_words
 from cgprof.measure.worth import weigh_overlap
 from cgprof.parallel.agree import agree_success
+from cgprof.record.graph import GraphRecord
+from cgprof.record.scores import AccuracyResult, CheckRecord
 from cgprof.record.store import NoFolder, RunWriter
-from cgprof.record.types import (
-    AccuracyResult,
-    CheckRecord,
-    DecisionCount,
-    Failure,
-    GraphRecord,
-    RankRecord,
-    RunRecord,
-)
+from cgprof.record.types import DecisionCount, Failure, RankRecord, RunRecord
 from cgprof.record.votes import VetoCount
 from cgprof.shapes import GraphKey, RuntimeMode
 

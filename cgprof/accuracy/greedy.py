@@ -22,7 +22,7 @@ from cgprof.accuracy.schedule import Arrival, make_schedule
 from cgprof.engine.types import Step
 from cgprof.engine.worker import Engine
 from cgprof.graphs.dispatch import eager_key
-from cgprof.record.types import GreedyResult, TokenDivergence
+from cgprof.record.scores import GreedyResult, TokenDivergence
 from cgprof.shapes import GraphKey, RuntimeMode, StepDecision
 
 Mode = Literal["replay", "eager", "unpadded"]

@@ -28,7 +28,7 @@ from cgprof.engine.live import make_step
 from cgprof.engine.reference import Reference
 from cgprof.engine.types import Step
 from cgprof.engine.worker import Engine
-from cgprof.record.types import ParityResult
+from cgprof.record.graph import ParityResult
 from cgprof.shapes import GraphKey, RuntimeMode
 
 _CPU_LONGEST = 257

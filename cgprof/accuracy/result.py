@@ -14,7 +14,7 @@ import numpy as np
 
 from cgprof.accuracy.coverage import Coverage
 from cgprof.accuracy.tasks import Item, Task
-from cgprof.record.types import AccuracyResult, ItemScore
+from cgprof.record.scores import AccuracyResult, ItemScore
 from cgprof.shapes import GraphKey
 from cgprof.stats.paired import (
     mean_interval,

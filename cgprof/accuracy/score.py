@@ -24,7 +24,7 @@ from cgprof.engine.worker import Engine
 from cgprof.errors import ConfigError
 from cgprof.models.tokenizer import Tokenizer
 from cgprof.record.paired import paired_verdict
-from cgprof.record.types import PairedVerdict
+from cgprof.record.scores import PairedVerdict
 
 Normalise = Literal["tokens", "characters"]
 

@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 from cgprof.accuracy.faults import GREEDY, WEIGHTS, Fault
 from cgprof.accuracy.result import Scored
+from cgprof.record.graph import GraphRecord
 from cgprof.record.paired import paired_verdict
-from cgprof.record.types import (
-    GraphRecord,
-    GreedyResult,
-    PairedVerdict,
-    PlantedFault,
-    WeightsResult,
-)
+from cgprof.record.scores import GreedyResult, PairedVerdict, PlantedFault, WeightsResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from cgprof.accuracy.tally import Outcome, Tally
 from cgprof.engine.live import spread
 from cgprof.engine.types import Step
 from cgprof.engine.worker import Engine
-from cgprof.record.types import ParityResult
+from cgprof.record.graph import ParityResult
 from cgprof.shapes import GraphKey
 
 

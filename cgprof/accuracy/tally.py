@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cgprof.record.types import ParityResult
+from cgprof.record.graph import ParityResult
 
 Leg = Literal["replay-eager", "step-reference", "poisoned-padding"]
 

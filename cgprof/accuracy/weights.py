@@ -10,7 +10,7 @@ import torch
 
 from cgprof.engine.worker import Engine
 from cgprof.models.checkpoint import reread_weights
-from cgprof.record.types import WeightsResult
+from cgprof.record.scores import WeightsResult
 
 
 def check_weights(engine: Engine) -> WeightsResult:

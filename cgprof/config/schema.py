@@ -79,6 +79,7 @@ class CaptureConfig(_Part):
     sizes: tuple[Positive, ...] | None = None
     max_size: Positive | None = None
     strict: bool = False  # refuse a plan that is not all that was asked for
+    max_graph_memory_bytes: Positive | None = None  # plan and capture stay within it
 
 
 class MicrobatchConfig(_Part):
@@ -106,6 +107,11 @@ class MeasureConfig(_Part):
     relative_noise: Annotated[float, Field(gt=0)] = 0.03  # stop when IQR / median falls below
     round_robin_rounds: Annotated[int, Field(ge=0)] = 10
     memory_sample_ms: Annotated[float, Field(gt=0)] | None = None  # a thread reads; rows say so
+    replay_samples: Annotated[int, Field(ge=0)] = 30  # of the replay call alone, idle and busy
+    launch_model: bool = True  # from synthetic graphs; CUDA only
+    trace_launches: bool = True  # host intervals of CUPTI, after all timing; CUDA only
+    stand_alone_keys: Annotated[int, Field(ge=0)] = 4  # each in a fresh process; CUDA only
+    eager_work: bool = True  # kernels of eager steps, in a fresh process; CUDA only
 
 
 class AccuracyConfig(_Part):

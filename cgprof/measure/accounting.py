@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cgprof.measure.neighbours import ProcessView
-from cgprof.record.types import GraphMemory, MemoryWitness
+from cgprof.record.graph import GraphMemory, MemoryWitness
 
 # What GraphManager has just done when it lets memory be read inside a capture.
 WARMED_UP = "warmed"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from cgprof.measure.accounting import INSTANTIATED, RECORDED, WARMED_UP
-from cgprof.record.types import CaptureTimes
+from cgprof.record.graph import CaptureTimes
 
 Part = Literal["warm_up", "record", "instantiate", "readings"]
 

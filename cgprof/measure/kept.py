@@ -12,8 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cgprof.measure.warnings import timing_warnings
+from cgprof.record.graph import GraphRecord
 from cgprof.record.samples import SampleSink
-from cgprof.record.types import AccuracyResult, GraphRecord, ItemScore, PairedVerdict, RunRecord
+from cgprof.record.scores import AccuracyResult, ItemScore, PairedVerdict
+from cgprof.record.types import RunRecord
 from cgprof.shapes import GraphKey
 
 _OF_CAPTURE: Mapping[str, object] = {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch.profiler import profile, record_function, supported_activities
 
-from cgprof.record.types import GraphRecord
+from cgprof.record.graph import GraphRecord
 from cgprof.shapes import GraphKey
 
 if TYPE_CHECKING:

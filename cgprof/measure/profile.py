@@ -28,8 +28,8 @@ from cgprof.measure.warnings import (
     memory_warnings,
     throttle_warnings,
 )
+from cgprof.record.graph import GraphMemory, GraphRecord, MemoryTotals, MemoryWitness
 from cgprof.record.samples import SampleSink
-from cgprof.record.types import GraphMemory, GraphRecord, MemoryTotals, MemoryWitness
 from cgprof.shapes import GraphKey, RuntimeMode
 
 if TYPE_CHECKING:

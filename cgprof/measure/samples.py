@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cgprof.record.types import LaunchStats, StageStats
+from cgprof.record.graph import LaunchStats, StageStats
 from cgprof.stats.quantiles import (
     IntSamples,
     count_outliers,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cgprof.record.types import GraphRecord
+from cgprof.record.graph import GraphRecord
 from cgprof.shapes import GraphKey
 from cgprof.units import format_bytes
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from cgprof.measure.accounting import DeviceReading, neighbour_moved
-from cgprof.record.types import GraphMemory, StageStats
+from cgprof.record.graph import GraphMemory, StageStats
 from cgprof.units import format_bytes, format_ns
 
 _DEAR_FIRST_REPLAY = 10  # times the median of the later ones

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from cgprof.record.types import ItemScore
+from cgprof.record.scores import ItemScore
 
 ITEM_SCHEMA = pa.schema(
     [

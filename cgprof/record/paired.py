@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from cgprof.record.types import AccuracyResult, ItemScore, PairedVerdict
+from cgprof.record.scores import AccuracyResult, ItemScore, PairedVerdict
 from cgprof.stats.paired import (
     ALPHA,
     detectable_difference,

@@ -19,7 +19,8 @@ from cgprof.errors import ConfigError, RecordError
 from cgprof.record.items import items_of, items_table
 from cgprof.record.lock import LOCK, FolderLock
 from cgprof.record.samples import LATER_FIELDS, SAMPLE_SCHEMA, SampleSink
-from cgprof.record.types import SCHEMA_VERSION, ItemScore, RunRecord
+from cgprof.record.scores import ItemScore
+from cgprof.record.types import READABLE_VERSIONS, RunRecord
 
 MANIFEST = "manifest.json"
 SUMMARY = "summary.json"
@@ -217,10 +218,11 @@ def read_run(path: Path) -> RunRecord:
         raise RecordError(path, f"holds no run: {SUMMARY} is missing")
     value = _load_json(summary)
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if type(version) is not int or version != SCHEMA_VERSION:
+    if type(version) is not int or version not in READABLE_VERSIONS:
         raise RecordError(
             summary,
-            f"has schema version {version}, this cgprof reads {SCHEMA_VERSION}; "
+            f"has schema version {version}, this cgprof reads "
+            f"{', '.join(map(str, READABLE_VERSIONS))}; "
             "read it with the version that wrote it",
         )
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cgprof.record.types import AccuracyResult, PairedVerdict, RunRecord
+from cgprof.record.scores import AccuracyResult, PairedVerdict
+from cgprof.record.types import RunRecord
 from cgprof.report.layout import one_line
 
 NOT_VERIFIED = "not verified"

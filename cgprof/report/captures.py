@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cgprof.record.types import CaptureTimes, GraphRecord, RankRecord, RunRecord
+from cgprof.record.graph import CaptureTimes, GraphRecord
+from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.layout import Cell, Table
 
 _COLUMNS = {

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cgprof.record.types import (
+from cgprof.record.graph import GraphRecord
+from cgprof.record.scores import (
     CheckRecord,
-    GraphRecord,
     GreedyResult,
     PlantedFault,
-    RunRecord,
     TokenDivergence,
     WeightsResult,
 )
+from cgprof.record.types import RunRecord
 from cgprof.report.accuracy import accuracy_line, verdict_text
 from cgprof.report.document import Block, Document, Lines
 from cgprof.report.headline import recorder_line

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from cgprof.record.graph import GraphRecord, LaunchStats, StageStats
 from cgprof.record.store import read_run, read_samples
-from cgprof.record.types import GraphRecord, LaunchStats, RunRecord, StageStats
+from cgprof.record.types import RunRecord
 from cgprof.report.headline import graph_memory, key_memory_bytes
 from cgprof.report.layout import Cell, ratio
 from cgprof.report.parity import LEGS, key_verdict, leg_verdict

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cgprof.record.types import GraphRecord, LaunchStats, RankRecord, RunRecord
+from cgprof.record.graph import GraphRecord, LaunchStats
+from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.accuracy import accuracy_line
 from cgprof.report.layout import format_ratio, one_line, ratio
 from cgprof.shapes import DecisionReason

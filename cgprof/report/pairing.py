@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from cgprof.record.types import GraphRecord, ItemScore, LaunchStats, RunRecord, StageStats
+from cgprof.record.graph import GraphRecord, LaunchStats, StageStats
+from cgprof.record.scores import ItemScore
+from cgprof.record.types import RunRecord
 from cgprof.report.changes import Change, Verdict, change_of, launch_verdict, samples_of, worst
 from cgprof.report.headline import GraphMemoryLine, graph_memory, key_memory_bytes
 from cgprof.report.parity import FAIL, PASS, key_verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from cgprof.record.types import GraphRecord, ParityResult
+from cgprof.record.graph import GraphRecord, ParityResult
 from cgprof.report.layout import Table, one_line
 
 LEGS = ("replay-eager", "step-reference", "poisoned-padding")

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from cgprof.record.types import GraphRecord, LaunchStats, RunRecord
+from cgprof.record.graph import GraphRecord, LaunchStats
+from cgprof.record.types import RunRecord
 from cgprof.report.headline import key_memory_bytes
 from cgprof.report.layout import Cell, Table
 from cgprof.shapes import VetoReason

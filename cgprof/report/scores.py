@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cgprof.record.paired import paired_verdict
-from cgprof.record.types import AccuracyResult, ItemScore, PairedVerdict
+from cgprof.record.scores import AccuracyResult, ItemScore, PairedVerdict
 from cgprof.report.accuracy import coverage_text, verdict_text
 from cgprof.report.changes import Verdict
 from cgprof.report.layout import Table, one_line

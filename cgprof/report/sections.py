@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cgprof.record.types import (
-    GraphRecord,
-    MemoryTotals,
-    MemoryWitness,
-    PlanRecord,
-    RankRecord,
-    StageStats,
-)
+from cgprof.record.graph import GraphRecord, MemoryTotals, MemoryWitness, StageStats
+from cgprof.record.types import PlanRecord, RankRecord
 from cgprof.report.layout import Cell, Table, one_line, ratio, show
 from cgprof.units import format_ranges
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from cgprof.record.types import GraphRecord, RankRecord, RunRecord, StageStats
+from cgprof.record.graph import GraphRecord, StageStats
+from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.captures import captures_table, partial_line
 from cgprof.report.check import check_blocks, keys_table
 from cgprof.report.document import Block, Document, Lines

@@ -9,7 +9,7 @@ from cgprof.accuracy.parity import ParityChecker
 from cgprof.accuracy.sensitivity import judge_fault, leg_colours
 from cgprof.accuracy.weights import check_weights
 from cgprof.errors import ConfigError
-from cgprof.record.types import GraphRecord
+from cgprof.record.graph import GraphRecord
 from cgprof.shapes import GraphKey, RuntimeMode
 from tests.support.builders import captured_engine, tiny_model, tiny_run
 

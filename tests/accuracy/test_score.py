@@ -12,7 +12,7 @@ from cgprof.accuracy.score import (
 )
 from cgprof.accuracy.tasks import Item, Task
 from cgprof.errors import ConfigError
-from cgprof.record.types import AccuracyResult, ItemScore
+from cgprof.record.scores import AccuracyResult, ItemScore
 from cgprof.shapes import CapturePolicy
 from tests.support.builders import captured_engine, tiny_run
 from tests.support.tasks import character_tokenizer, random_task

@@ -1,7 +1,7 @@
 from cgprof.accuracy.faults import FAULTS, GREEDY, PADDING, REFERENCE, REPLAY, WEIGHTS
 from cgprof.accuracy.result import Scored
 from cgprof.accuracy.sensitivity import Colours, judge_fault, leg_colours
-from cgprof.record.types import ItemScore
+from cgprof.record.scores import ItemScore
 from tests.support.checks import greedy, score, weights
 from tests.support.runs import key, leg, tape_graph
 

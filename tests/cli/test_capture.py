@@ -7,16 +7,10 @@ from cgprof.cli.app import app
 from cgprof.cli.capture import exit_code
 from cgprof.config.load import load_run
 from cgprof.errors import DeviceError
+from cgprof.record.graph import GraphRecord, ParityResult
 from cgprof.record.place import Environment
 from cgprof.record.store import read_run
-from cgprof.record.types import (
-    Failure,
-    GraphRecord,
-    ParityResult,
-    PlanRecord,
-    RankRecord,
-    RunRecord,
-)
+from cgprof.record.types import Failure, PlanRecord, RankRecord, RunRecord
 from cgprof.shapes import CapturePolicy, GraphKey, RuntimeMode
 from tests.support.checks import checked_run, verdict
 from tests.support.model_dir import write_model_dir

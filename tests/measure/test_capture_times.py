@@ -6,7 +6,7 @@ from cgprof.measure.capture_times import (
     seconds_by_part,
     watched_capture,
 )
-from cgprof.record.types import CaptureTimes
+from cgprof.record.graph import CaptureTimes
 
 
 class Hands:

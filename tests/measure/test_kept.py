@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from cgprof.measure.kept import keep, nothing_kept
+from cgprof.record.graph import CaptureTimes, GraphMemory, MemoryWitness, ParityResult
 from cgprof.record.samples import SampleSink
-from cgprof.record.types import CaptureTimes, GraphMemory, MemoryWitness, ParityResult
 from tests.support.records import graph_record, run_record, stage_stats
 
 LEG = ParityResult(leg="replay-eager", passed=True, bitwise_equal=True, replays=1)

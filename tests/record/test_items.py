@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cgprof.errors import RecordError
+from cgprof.record.scores import ItemScore
 from cgprof.record.store import ITEMS, RunWriter, read_items
-from cgprof.record.types import ItemScore
 from tests.support.records import run_record
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from cgprof.record.paired import paired_verdict, unlike
-from cgprof.record.types import AccuracyResult, ItemScore
+from cgprof.record.scores import AccuracyResult, ItemScore
 from cgprof.stats.paired import proportion_error
 
 

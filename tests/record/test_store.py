@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from cgprof.errors import ConfigError, RecordError
+from cgprof.record.graph import LaunchStats
 from cgprof.record.lock import LOCK
 from cgprof.record.samples import SAMPLE_SCHEMA, SampleSink
 from cgprof.record.store import RunWriter, read_items, read_run, read_samples
-from cgprof.record.types import LaunchStats
 from tests.support.records import graph_record, launch_stats, run_record
 
 
@@ -160,7 +160,7 @@ def _damage(path, change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s: s.update(schema_version=99), "schema version 99, this cgprof reads 2"),
+        (lambda s: s.update(schema_version=99), "schema version 99, this cgprof reads 2, 3"),
         (lambda s: s.update(schema_version=2.0), "schema version 2.0"),
         (lambda s: s.update(schema_version=1), "schema version 1,"),
         (lambda s: s.pop("schema_version"), "schema version None"),

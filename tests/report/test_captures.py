@@ -1,4 +1,4 @@
-from cgprof.record.types import CaptureTimes
+from cgprof.record.graph import CaptureTimes
 from cgprof.report.captures import captures_table, partial_line
 from tests.support.runs import cuda_dbo_run, cuda_graph, cuda_run, key, run_record
 

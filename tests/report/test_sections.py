@@ -1,4 +1,5 @@
-from cgprof.record.types import MemoryTotals, MemoryWitness, RankRecord
+from cgprof.record.graph import MemoryTotals, MemoryWitness
+from cgprof.record.types import RankRecord
 from cgprof.report.sections import graphs_table, stages_table, totals_table
 from tests.support.runs import cuda_graph, failed_graph, key, stages, tape_graph
 

@@ -1,6 +1,6 @@
 """Checks made by hand: everything passes; what a test is about is changed."""
 
-from cgprof.record.types import (
+from cgprof.record.scores import (
     AccuracyResult,
     CheckRecord,
     GreedyResult,

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from cgprof.config.schema import ModelConfig, RunConfig
+from cgprof.record.graph import GraphMemory, GraphRecord, LaunchStats, MemoryWitness, StageStats
 from cgprof.record.place import Environment
-from cgprof.record.types import (
-    GraphMemory,
-    GraphRecord,
-    LaunchStats,
-    MemoryWitness,
-    PlanRecord,
-    RankRecord,
-    RunRecord,
-    StageStats,
-)
+from cgprof.record.types import PlanRecord, RankRecord, RunRecord
 from cgprof.shapes import CapturePolicy, GraphKey, RuntimeMode
 
 

@@ -3,23 +3,19 @@
 import numpy as np
 
 from cgprof.config.schema import MicrobatchConfig, ModelConfig, RunConfig
-from cgprof.record.place import Device, Environment
-from cgprof.record.samples import SampleSink
-from cgprof.record.store import RunWriter
-from cgprof.record.types import (
-    DecisionCount,
+from cgprof.record.graph import (
     GraphMemory,
     GraphRecord,
     LaunchStats,
     MemoryTotals,
     MemoryWitness,
     ParityResult,
-    PlanRecord,
-    RankRecord,
-    RunRecord,
-    SkippedKey,
     StageStats,
 )
+from cgprof.record.place import Device, Environment
+from cgprof.record.samples import SampleSink
+from cgprof.record.store import RunWriter
+from cgprof.record.types import DecisionCount, PlanRecord, RankRecord, RunRecord, SkippedKey
 from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey, RuntimeMode
 
 KIB, MIB = 1024, 1024**2

@@ -1,6 +1,6 @@
 """Hand-made scores of tasks with their items."""
 
-from cgprof.record.types import AccuracyResult, ItemScore
+from cgprof.record.scores import AccuracyResult, ItemScore
 from cgprof.stats.paired import proportion_error, wilson_interval
 
 
