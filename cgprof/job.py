@@ -16,13 +16,13 @@ from cgprof.accuracy.result import Scored
 from cgprof.accuracy.score import score_both, score_task
 from cgprof.accuracy.sensitivity import judge_fault, leg_colours
 from cgprof.accuracy.weights import check_weights
-from cgprof.batch.request import Request
 from cgprof.engine.engine import serve
 from cgprof.engine.worker import Engine
 from cgprof.engine.workload import workload
-from cgprof.errors import CgprofError, ConfigError, RankError
+from cgprof.errors import CgprofError, ConfigError
 from cgprof.measure.capture_times import describe_parts, seconds_by_part
 from cgprof.measure.clock import Clock, clock_for, timer_floor_ns
+from cgprof.measure.company import agreed, decisions, gathered, own_part, required, vetoes
 from cgprof.measure.kept import Kept
 from cgprof.measure.launch import recording_overhead_ns
 from cgprof.measure.memory import MemoryReader
@@ -39,13 +39,11 @@ from cgprof.measure.profile import (
 from cgprof.measure.progress import Progress
 from cgprof.measure.shortage import with_final_words
 from cgprof.measure.worth import weigh_overlap
-from cgprof.parallel.agree import agree_success
 from cgprof.record.graph import GraphRecord
 from cgprof.record.scores import AccuracyResult, CheckRecord
 from cgprof.record.store import NoFolder, RunWriter
-from cgprof.record.types import DecisionCount, Failure, RankRecord, RunRecord
-from cgprof.record.votes import VetoCount
-from cgprof.shapes import GraphKey, RuntimeMode
+from cgprof.record.types import Failure, RankRecord, RunRecord
+from cgprof.shapes import GraphKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +105,7 @@ class Job:
         ):
             if not self._graphs:
                 self._seconds["start to first captured key"] = time.monotonic() - self._started_s
-            self._graphs.append(self._kept.complete(self._agreed(graph)))
+            self._graphs.append(self._kept.complete(agreed(self._engine, graph)))
             self.save("partial")
         self._graphs = with_final_words(self._graphs, points.shortages)
         for kind in (False, True):
@@ -121,9 +119,10 @@ class Job:
         self._seconds["capture with memory readings"] = time.monotonic() - begun_s - saving_s
         parts = seconds_by_part([one.times for one in self._graphs if one.times])
         self._seconds |= {f"capture: {name}": seconds for name, seconds in parts.items()}
+        self._seconds["capture: first reading"] = points.first_reading_s
         self._progress.say(describe_parts(parts))
         self._totals = memory_totals(engine, points, self._graphs)
-        self._gather()
+        self._others = gathered(self._engine, self._rank_record(with_decisions=True))
         self.save("partial")
 
     def profile(self) -> None:
@@ -137,8 +136,9 @@ class Job:
         for index in todo:
             graph = self._graphs[index]
             self._progress.step(graph.label)
-            self._graphs[index] = self._required(
-                profile_key(self._engine, graph, self._clock, self._writer.samples, self._nvml)
+            self._graphs[index] = required(
+                self._engine,
+                profile_key(self._engine, graph, self._clock, self._writer.samples, self._nvml),
             )
             self.save("partial")
         ready = [graph for graph in self._graphs if graph.failure is None]
@@ -152,7 +152,7 @@ class Job:
             self._weigh_overlap()
         counted = count_outside(self._engine, self._graphs)
         self._graphs = [self._with_replays(graph) for graph in counted]
-        self._gather()
+        self._others = gathered(self._engine, self._rank_record(with_decisions=True))
         self.save("partial")
 
     def _weigh_overlap(self) -> None:
@@ -185,7 +185,7 @@ class Job:
             update = {"parity": checker.check(graph.key), "parity_process_id": os.getpid()}
             self._graphs[index] = self._with_replays(graph.model_copy(update=update))
             self.save("partial")
-        self._gather()
+        self._others = gathered(self._engine, self._rank_record(with_decisions=True))
 
     def score(self, choice: ChosenTask) -> tuple[Scored, ...]:
         """Scores the task eager and by replay; returns both scores, or nothing without a task.
@@ -251,10 +251,10 @@ class Job:
         engine.runner.forget_counts()
         self._progress.say("serving a short workload")
         try:
-            serve(engine, self._own_part(workload(engine.config, engine.model_config)))
+            serve(engine, own_part(engine, workload(engine.config, engine.model_config)))
         except CgprofError as error:
             self._fail_alone("serve", error)
-        self._gather()
+        self._others = gathered(self._engine, self._rank_record(with_decisions=True))
 
     def save(self, status: str) -> None:
         """Rewrites the folder."""
@@ -271,54 +271,10 @@ class Job:
         return RankRecord(
             rank=0 if ranks is None else ranks.rank,
             graphs=(*self._graphs, *self._kept.rest(self._graphs)),
-            decisions=_decisions(self._engine) if with_decisions else (),
-            vetoes=_vetoes(self._engine) if with_decisions else (),
+            decisions=decisions(self._engine) if with_decisions else (),
+            vetoes=vetoes(self._engine) if with_decisions else (),
             totals=getattr(self, "_totals", None),
         )
-
-    def _agreed(self, graph: GraphRecord) -> GraphRecord:
-        """A key that failed on any rank is dropped on all: only what all captured can replay."""
-        engine = self._engine
-        if engine.ranks is None:
-            return graph
-        problems = agree_success(engine.ranks, graph.failure, what=graph.label)
-        if not problems or graph.failure is not None:
-            return graph
-        engine.graphs.drop(graph.key)
-        told = "; ".join(f"rank {rank}: {problem}" for rank, problem in problems.items())
-        failure = f"dropped, since another rank could not capture it: {told}"
-        return GraphRecord(
-            key=graph.key,
-            label=graph.label,
-            requested_mode=graph.requested_mode,
-            effective_mode=RuntimeMode.NONE.name,
-            failure=failure,
-        )
-
-    def _required(self, graph: GraphRecord) -> GraphRecord:
-        """A key that fails in steps of all ranks leaves the others waiting for this one."""
-        ranks = self._engine.ranks
-        if ranks is not None and graph.failure is not None:
-            if "gloo" in graph.failure:  # a split step words the collective's error as its own
-                raise ranks.lost(RuntimeError(graph.failure))
-            raise RankError(ranks.rank, graph.failure)
-        return graph
-
-    def _own_part(self, requests: list[Request]) -> list[Request]:
-        """Unlike loads: rank 0 serves all requests, each further rank fewer of them."""
-        ranks = self._engine.ranks
-        if ranks is None:
-            return requests
-        return requests[: len(requests) * (ranks.size - ranks.rank) // ranks.size]
-
-    def _gather(self) -> None:
-        """Brings the other ranks' records to the one that keeps the folder."""
-        ranks = self._engine.ranks
-        if ranks is None:
-            return
-        sent = ranks.gather_objects(self._rank_record(with_decisions=True).model_dump_json())
-        found = [RankRecord.model_validate_json(str(text)) for text in sent]
-        self._others = tuple(record for record in found if record.rank != ranks.rank)
 
     def _with_replays(self, graph: GraphRecord) -> GraphRecord:
         """The record with this process's replays, and those that were kept with its timings."""
@@ -357,24 +313,3 @@ def describe_kept(kept: Kept, process_ids: Sequence[int]) -> str:
 
 def _by_this_process(result: AccuracyResult) -> AccuracyResult:
     return result.model_copy(update={"process_id": os.getpid()})
-
-
-def _decisions(engine: Engine) -> tuple[DecisionCount, ...]:
-    return tuple(
-        DecisionCount(
-            label=str(key),
-            reason=reason,
-            count=count,
-            eager_split=key.mode is RuntimeMode.NONE and key.num_microbatches > 1,
-        )
-        for (key, reason), count in sorted(
-            engine.runner.decisions.items(), key=lambda item: str(item[0][0])
-        )
-    )
-
-
-def _vetoes(engine: Engine) -> tuple[VetoCount, ...]:
-    counts = sorted(engine.runner.vetoes.items(), key=lambda item: (item[0].rank, item[0].reason))
-    return tuple(
-        VetoCount(rank=veto.rank, reason=veto.reason, count=count) for veto, count in counts
-    )

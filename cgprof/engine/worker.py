@@ -180,6 +180,16 @@ class Engine:
         if self.microbatches is not None:
             self.microbatches.close()
 
+    def release(self) -> None:
+        """Gives the memory of weights and cache back, whoever still refers to them; ends use."""
+        self.close()
+        self.synchronize()
+        weights = [weight for _, weight in self.model.named_weights()]
+        for tensor in (self.kv_cache, *weights):
+            tensor.untyped_storage().resize_(0)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _patient(self, key: GraphKey) -> AbstractContextManager[None]:
         return nullcontext() if self.peers is None else self.peers.patient(f"capture of {key}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class CapturePoints:
     start: DeviceReading | None = None
     after_plain: DeviceReading | None = None
     after_twins: DeviceReading | None = None
+    first_reading_s: float = 0.0  # collecting all garbage, and settling the device
     shortages: dict[GraphKey, Shortage] = field(default_factory=dict)
 
 
@@ -66,8 +68,10 @@ def capture_keys(
 
     A key that fails yields a record with its failure, and the next key is captured.
     """
+    begun_s = time.monotonic()
     with many_readings(engine.device):
         before = points.start = points.after_plain = points.after_twins = reader.read()
+        points.first_reading_s = time.monotonic() - begun_s
         for key in engine.plan.keys:
             progress(key)
             with watched_capture() as watch:

@@ -33,3 +33,16 @@ def test_device_memory_of_the_host_is_what_is_available():
 
     free, total = device_memory(torch.device("cpu"))
     assert 0 < free <= total
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_release_gives_memory_back_while_others_still_refer_to_it(device):
+    engine = build_engine(tiny_run(device=device, num_gpu_blocks_override=4096))
+    weights = [weight for _, weight in engine.model.named_weights()]
+    before, _ = device_memory(engine.device)
+    held = engine.kv_cache.nbytes + engine.weights_bytes
+    engine.release()
+    assert all(weight.untyped_storage().nbytes() == 0 for weight in weights)
+    assert engine.kv_cache.untyped_storage().nbytes() == 0
+    if device == "cuda":
+        assert device_memory(engine.device)[0] - before > held / 2
