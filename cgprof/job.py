@@ -20,9 +20,11 @@ from cgprof.engine.engine import serve
 from cgprof.engine.worker import Engine
 from cgprof.engine.workload import workload
 from cgprof.errors import CgprofError, ConfigError
+from cgprof.measure.afresh import measure_afresh
 from cgprof.measure.capture_times import describe_parts, seconds_by_part
 from cgprof.measure.clock import Clock, clock_for, timer_floor_ns
 from cgprof.measure.company import agreed, decisions, gathered, own_part, required, vetoes
+from cgprof.measure.insight import look_inside
 from cgprof.measure.kept import Kept
 from cgprof.measure.launch import recording_overhead_ns
 from cgprof.measure.memory import MemoryReader
@@ -73,6 +75,7 @@ class Job:
         self._graphs: list[GraphRecord] = []
         self._seconds: dict[str, float] = {}
         self._others: tuple[RankRecord, ...] = ()
+        self._found: dict[str, object] = {}  # fields of the rank's record, beside its graphs
         self._saving_s = 0.0
         self._writer.samples = tools.kept.samples
         self._writer.items = list(tools.kept.items)
@@ -121,7 +124,10 @@ class Job:
         self._seconds |= {f"capture: {name}": seconds for name, seconds in parts.items()}
         self._seconds["capture: first reading"] = points.first_reading_s
         self._progress.say(describe_parts(parts))
-        self._totals = memory_totals(engine, points, self._graphs)
+        self._found |= {
+            "totals": memory_totals(engine, points, self._graphs),
+            "left_out": points.left_out,
+        }
         self._others = gathered(self._engine, self._rank_record(with_decisions=True))
         self.save("partial")
 
@@ -150,9 +156,47 @@ class Job:
             )
         if self.record.config.microbatch.worth and self.record.worth is None:
             self._weigh_overlap()
+        self._look_inside()
         counted = count_outside(self._engine, self._graphs)
         self._graphs = [self._with_replays(graph) for graph in counted]
         self._others = gathered(self._engine, self._rank_record(with_decisions=True))
+        self.save("partial")
+
+    def _look_inside(self) -> None:
+        """Costs of the replay call and contents of the graphs; traces, so after all timing."""
+        try:
+            found = look_inside(
+                self._engine, self._graphs, self._clock, self._writer.samples, self._progress
+            )
+        except CgprofError as error:
+            self._fail_alone("costs and contents", error)
+            return
+        self._writer.nodes = found.nodes
+        self._found |= {
+            "contents": found.contents,
+            "replay_costs": found.replay_costs,
+            "launch_model": found.launch_model,
+            "notes": found.notes,
+        }
+        self.save("partial")
+
+    def measure_afresh(self) -> None:
+        """Gives the device back, and measures graphs alone in fresh processes; the last leg."""
+        engine = self._engine
+        if engine.recorder.kind == "tape" or engine.ranks is not None:
+            return
+        keys = engine.graphs.keys
+        contents = self._rank_record(with_decisions=False).contents
+        engine.release()
+        found = measure_afresh(
+            self.record.config, self.record.model, keys, contents, self._progress.say
+        )
+        self._found |= {
+            "stand_alone": found.stand_alone,
+            "node_model": found.node_model,
+            "against_eager": found.against_eager or {},
+            "notes": (*self._rank_record(with_decisions=False).notes, *found.notes),
+        }
         self.save("partial")
 
     def _weigh_overlap(self) -> None:
@@ -268,13 +312,13 @@ class Job:
 
     def _rank_record(self, *, with_decisions: bool) -> RankRecord:
         ranks = self._engine.ranks
-        return RankRecord(
+        record = RankRecord(
             rank=0 if ranks is None else ranks.rank,
             graphs=(*self._graphs, *self._kept.rest(self._graphs)),
             decisions=decisions(self._engine) if with_decisions else (),
             vetoes=vetoes(self._engine) if with_decisions else (),
-            totals=getattr(self, "_totals", None),
         )
+        return record.model_copy(update=self._found)
 
     def _with_replays(self, graph: GraphRecord) -> GraphRecord:
         """The record with this process's replays, and those that were kept with its timings."""

@@ -47,7 +47,7 @@ def plan_run(run: RunConfig, model: ModelConfig) -> tuple[ResolvedPolicy, Captur
         ConfigError: A setting or a combination is refused.
     """
     check(run, model)
-    return resolve_plan(run)
+    return resolve_plan(run, model)
 
 
 def capture_run(
@@ -119,7 +119,7 @@ def check_run(
         CgprofError: The run is refused, or the device cannot hold it. A key that fails is a
             record with its failure.
     """
-    options.validate(run)
+    options.validate(run, model)
     choice = choose_task(
         model, options.task, kind=options.task_kind, limit=options.limit, seed=run.seed
     )
@@ -213,6 +213,7 @@ def _capture(order: _Order, writer: RunWriter | NoFolder, say: Say) -> RunRecord
             job.check_parity()
         job.score(choice)
         job.serve()
+        job.measure_afresh()
     return job.record
 
 

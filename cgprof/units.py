@@ -1,10 +1,23 @@
-"""Prints times and memory for people; everywhere else they are integers of ns and bytes."""
+"""Prints times and memory for people, and reads sizes; else they are integers of ns and bytes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 _KIB = 1024
+_UNITS = {
+    "": 1,
+    "b": 1,
+    "kib": _KIB,
+    "mib": _KIB**2,
+    "gib": _KIB**3,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([a-z]*)", re.ASCII)
 
 
 def format_ns(ns: float | None) -> str:
@@ -32,6 +45,22 @@ def format_bytes(num_bytes: float | None) -> str:
 def format_gib(num_bytes: float | None) -> str:
     """Returns a size in GiB with two decimals, as engines print it, or '-' for None."""
     return "-" if num_bytes is None else f"{num_bytes / _KIB**3:.2f} GiB"
+
+
+def parse_bytes(text: str) -> int:
+    """Returns the bytes that a text such as '0.5GiB', '512 MiB', '1GB' or '1073741824' means.
+
+    Raises:
+        ValueError: It is no such text; parts of a byte are cut off where there is a unit.
+    """
+    found = _SIZE.fullmatch(text.strip().lower())
+    factor = None if found is None else _UNITS.get(found[2])
+    if found is None or factor is None or (factor == 1 and "." in found[1]):
+        raise ValueError(
+            f"{text!r} is not a size; write whole bytes, or a number with KiB, MiB, GiB, KB, MB "
+            "or GB, such as 0.5GiB"
+        )
+    return int(Fraction(found[1]) * factor)
 
 
 def format_ranges(numbers: Sequence[int]) -> str:

@@ -1,7 +1,13 @@
-"""Skips what the machine lacks, and says what that is."""
+"""Skips what the machine lacks, and says what that is; keeps files that run side by side apart."""
+
+import os
 
 import pytest
 import torch
+
+# Files run side by side, each on a core of its own; their child processes too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

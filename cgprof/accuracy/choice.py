@@ -33,7 +33,7 @@ class CheckOptions:
     greedy_steps: int = 64
     plant: str | None = None
 
-    def validate(self, run: RunConfig) -> None:
+    def validate(self, run: RunConfig, model: ModelConfig) -> None:
         """Refuses what can be seen to be wrong without an engine.
 
         Raises:
@@ -41,7 +41,7 @@ class CheckOptions:
         """
         check_steps(self.greedy_steps, run.limits.max_model_len)
         if self.plant is not None:
-            check_keys(find_fault(self.plant), resolve_plan(run)[1].keys)
+            check_keys(find_fault(self.plant), resolve_plan(run, model)[1].keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,18 @@ import typer
 from typer.core import TyperGroup
 
 from cgprof import __version__
-from cgprof.cli import capture, check, compare, devices, generate, inspect, plan, report, weights
+from cgprof.cli import (
+    capture,
+    check,
+    compare,
+    devices,
+    generate,
+    inspect,
+    nodes,
+    plan,
+    report,
+    weights,
+)
 from cgprof.cli.ranks import is_launched, told_launcher
 from cgprof.errors import CgprofError, ConfigError
 
@@ -184,6 +195,7 @@ for _command in (
     capture.capture,
     check.check,
     report.report,
+    nodes.nodes,
     compare.compare,
     generate.generate,
     weights.weights,

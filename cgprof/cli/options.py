@@ -128,6 +128,15 @@ Strict = Annotated[
     ),
 ]
 
+MaxGraphMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--max-graph-memory",
+        metavar="SIZE",
+        help="Most memory of all graphs, such as 0.5GiB; keys that do not fit are left out.",
+    ),
+]
+
 MaxNumSeqs = Annotated[
     int | None, typer.Option("--max-num-seqs", help="Most requests in one step.")
 ]

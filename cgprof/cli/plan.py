@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SHORTEST_RUN = 4  # numbers that are shortened to a range
 _MOST_NAMES = 4  # skipped keys that are named one by one
 _FOUND = 1
+_ESTIMATED = ("estimated_nodes", "estimated_node_bytes", "estimated_pool_bytes")
 
 Explain = Annotated[
     bool,
@@ -57,6 +58,7 @@ def plan(
     cudagraph_capture_sizes: options.CaptureSizes = None,
     max_cudagraph_capture_size: options.MaxCaptureSize = None,
     strict: options.Strict = None,
+    max_graph_memory: options.MaxGraphMemory = None,
     dbo: options.Dbo = None,
     ubatch_size: options.UbatchSize = None,
     dbo_decode_token_threshold: options.DecodeThreshold = None,
@@ -107,7 +109,7 @@ def plan(
     from cgprof.graphs.plan_record import resolve_plan
 
     run, card = options.load_options(ctx.params)
-    policy, made = resolve_plan(run)
+    policy, made = resolve_plan(run, card)
     options.emit(plan_document(run, card, policy, made), output_format, table)
 
 
@@ -142,7 +144,7 @@ def plan_document(
 
     return Document(
         blocks=[Lines(lines=plan_lines(run, model, policy, made))],
-        tables=[_keys_table(made), _skipped_table(made)],
+        tables=[_keys_table(run, model, made), _skipped_table(made)],
         data=lambda: _data(run, model, policy, made),
     )
 
@@ -151,6 +153,8 @@ def plan_lines(
     run: RunConfig, model: ModelConfig, policy: ResolvedPolicy, made: CapturePlan
 ) -> list[str]:
     """Returns a plan as a person reads it."""
+    from cgprof.graphs.estimate import estimate_plan
+    from cgprof.report.estimates import plan_estimate_line
     from cgprof.units import format_ranges
 
     experts = f"{model.num_experts} experts" if model.is_moe else "dense"
@@ -174,10 +178,9 @@ def plan_lines(
         f"plain    {compact([key.num_tokens for key in made.plain]) or '-'}",
         f"twins    {compact([key.num_tokens for key in made.twins]) or '-'}",
     ]
-    by_reason: dict[str, list[GraphKey]] = {}
-    for skipped in made.skipped:
-        by_reason.setdefault(skipped.reason, []).append(skipped.key)
-    lines += [f"skipped  {_some(keys)}: {reason}" for reason, keys in by_reason.items()]
+    if made.keys:
+        lines.append(plan_estimate_line(estimate_plan(model, run, made.keys)))
+    lines += _skipped_lines(made)
     if made.uncovered_batches:
         batches = format_ranges(made.uncovered_batches)
         lines.append(f"decode batches {batches} have no graph and run eager")
@@ -186,20 +189,46 @@ def plan_lines(
     return lines
 
 
-def _keys_table(made: CapturePlan) -> Table:
-    """The planned keys in capture order."""
+def _skipped_lines(made: CapturePlan) -> list[str]:
+    """What was skipped, the keys of one cause in one line, twins apart from plain keys."""
+    by_cause: dict[tuple[str, bool], list[GraphKey]] = {}
+    for skipped in made.skipped:
+        is_cut_twin = bool(skipped.cause) and skipped.key.is_twin
+        by_cause.setdefault((skipped.cause or skipped.reason, is_cut_twin), []).append(skipped.key)
+    return [
+        f"skipped  {_some(keys, 'twins' if is_cut_twin else 'keys')}: {cause}"
+        for (cause, is_cut_twin), keys in by_cause.items()
+    ]
+
+
+def _keys_table(run: RunConfig, model: ModelConfig, made: CapturePlan) -> Table:
+    """The planned keys in capture order, each with its estimate."""
     from cgprof.report.layout import Table
 
     facts = ("num_tokens", "num_reqs", "uniform_query_len", "num_microbatches")
-    columns = ("key", "mode", *facts)
+    columns = ("key", "mode", *facts, *_ESTIMATED)
     return Table(
         name="keys",
         title="planned keys",
         columns={name: name.replace("num_", "").replace("_", " ") for name in columns},
         rows=tuple(
-            (str(key), key.mode.name, *(getattr(key, name) for name in facts)) for key in made.keys
+            (
+                str(key),
+                key.mode.name,
+                *(getattr(key, name) for name in facts),
+                *_estimate(run, model, key),
+            )
+            for key in made.keys
         ),
     )
+
+
+def _estimate(run: RunConfig, model: ModelConfig, key: GraphKey) -> tuple[int, int, int]:
+    """The values of `_ESTIMATED`; a pool is what the key alone would need of the shared one."""
+    from cgprof.graphs.estimate import estimate_graph_memory
+
+    found = estimate_graph_memory(model, run, key)
+    return found.num_nodes, found.node_bytes, found.pool_bytes
 
 
 def _skipped_table(made: CapturePlan) -> Table:
@@ -218,10 +247,16 @@ def _data(
 ) -> dict[str, object]:
     """A plan and the config it follows from, for programs."""
     from cgprof.config.load import fingerprint
+    from cgprof.graphs.estimate import estimate_plan
     from cgprof.graphs.plan_record import plan_record
 
+    estimate = estimate_plan(model, run, made.keys)
     return {
-        "keys": [dataclasses.asdict(key) for key in made.keys],
+        "keys": [
+            dataclasses.asdict(key) | dict(zip(_ESTIMATED, _estimate(run, model, key), strict=True))
+            for key in made.keys
+        ],
+        "estimate": dataclasses.asdict(estimate) | {"total_bytes": estimate.total_bytes},
         "num_plain": len(made.plain),
         "num_twins": len(made.twins),
         "plan": plan_record(policy, made).model_dump(mode="json"),
@@ -231,10 +266,10 @@ def _data(
     }
 
 
-def _some(keys: Sequence[GraphKey]) -> str:
+def _some(keys: Sequence[GraphKey], word: str) -> str:
     if len(keys) <= _MOST_NAMES:
         return ", ".join(map(str, keys))
-    return f"{len(keys)} keys of {compact([key.num_tokens for key in keys])} tokens"
+    return f"{len(keys)} {word} of {compact([key.num_tokens for key in keys])} tokens"
 
 
 def compact(numbers: Sequence[int]) -> str:

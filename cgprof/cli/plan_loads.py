@@ -34,7 +34,7 @@ def planned(params: Mapping[str, object]) -> tuple[RunConfig, CapturePlan]:
 
     run, card = read_options(params)
     check(_on_one_rank(run), card)
-    return run, resolve_plan(run)[1]
+    return run, resolve_plan(run, card)[1]
 
 
 def load_shapes(params: Mapping[str, object], run: RunConfig) -> list[BatchShape]:

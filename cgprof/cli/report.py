@@ -20,8 +20,11 @@ def report(
 ) -> None:
     """Print the full report of one or more run folders.
 
-    Tables: keys, parity, stages, memory, totals, graphs, captures, remarks, skipped, checks,
-    accuracy, verdicts; worth of --dbo-worth; of several ranks: ranks, rank-memory, rank-replays,
+    Findings come first: what the numbers say, and the way out.
+
+    Tables: keys, findings, parity, stages, memory, totals, graphs, captures, remarks, skipped,
+    checks, accuracy, verdicts; estimates, memory-sum, alone, launches, launch-model, launch-fit,
+    eager-work; worth of --dbo-worth; of several ranks: ranks, rank-memory, rank-replays,
     rank-decisions.
     """
     from cgprof.record.store import read_run

@@ -20,6 +20,7 @@ FLAGS = {
     "capture.sizes": "--cudagraph-capture-sizes",
     "capture.max_size": "--max-cudagraph-capture-size",
     "capture.strict": "--strict",
+    "capture.max_graph_memory_bytes": "--max-graph-memory",
     "microbatch.enabled": "--dbo",
     "microbatch.num_microbatches": "--ubatch-size",
     "microbatch.decode_token_threshold": "--dbo-decode-token-threshold",

@@ -8,13 +8,21 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from cgprof.shapes import CapturePolicy
+from cgprof.units import parse_bytes
 
 Positive = Annotated[int, Field(gt=0)]
 Family = Literal["qwen3", "qwen3_moe", "llama", "mixtral", "llama_moe"]
 DtypeName = Literal["float32", "float16", "bfloat16"]
+
+
+def _read_size(value: object) -> object:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+Size = Annotated[int, Field(gt=0), BeforeValidator(_read_size)]  # also text such as "0.5GiB"
 
 
 class _Part(BaseModel):
@@ -79,7 +87,7 @@ class CaptureConfig(_Part):
     sizes: tuple[Positive, ...] | None = None
     max_size: Positive | None = None
     strict: bool = False  # refuse a plan that is not all that was asked for
-    max_graph_memory_bytes: Positive | None = None  # plan and capture stay within it
+    max_graph_memory_bytes: Size | None = None  # plan and capture stay within it
 
 
 class MicrobatchConfig(_Part):

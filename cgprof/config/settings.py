@@ -95,6 +95,8 @@ class Settings:
             return self.error(written, f"no such setting{hint}")
         if first["type"] == "model_type":
             return self.error(path, f"{first['input']!r} is given where a table belongs")
+        if first["type"] == "value_error":
+            return self.error(path, str(first["ctx"]["error"]))
         wish = first["msg"][0].lower() + first["msg"][1:]
         return self.error(path, f"{first['input']!r}: {wish}")
 

@@ -92,7 +92,7 @@ def generate_texts(
         for index, prompt in enumerate(prompts)
     ]
     run = _bounded(run, requests)
-    _, plan = resolve_plan(run)
+    _, plan = resolve_plan(run, model)
     progress(f"building {model.name}")
     engine = Engine(run, model, plan)
     try:

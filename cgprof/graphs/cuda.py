@@ -16,6 +16,7 @@ import torch
 
 from cgprof.errors import MicrobatchError, RecordingError
 from cgprof.graphs import nodes
+from cgprof.graphs.topology import Node
 
 # Other threads may allocate, copy and query while this one records. Source: CUDA runtime API,
 # cudaStreamCaptureMode.
@@ -97,6 +98,14 @@ class CudaRecording:
     def replay(self) -> None:
         """Launches the graph on the current stream."""
         self._graph.replay()
+
+    def read_nodes(self) -> tuple[Node, ...]:
+        """Reads every node of the graph, kernels with their names.
+
+        Raises:
+            DeviceError: A call failed.
+        """
+        return nodes.read_nodes(self._graph.raw_cuda_graph())
 
     def free(self) -> None:
         """Destroys the graph; its memory goes back to the pool."""

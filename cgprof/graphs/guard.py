@@ -15,6 +15,9 @@ from cgprof.shapes import GraphKey
 MIN_COUNT_RATIO = 0.75
 # A twin may lack or exceed what its microbatches should hold by this many of them: a lost one is 1.
 MICROBATCH_SLACK = 0.5
+# What the two kinds of doubt have in common, wherever they are quoted.
+EMPTY = "invalid: empty"
+LOST = "lost or recorded twice"
 
 
 def check_nodes(
@@ -22,29 +25,38 @@ def check_nodes(
 ) -> None:
     """Checks that a graph holds about the work that those captured before lead one to expect.
 
-    A microbatch of a twin runs the kernels of a plain key of its own size. A share of the whole
-    count would be no bound: of many microbatches one is less than the kernels vary with the size.
-
     Raises:
-        CaptureError: No kernel, or a count far from the neighbouring key of its kind or, for a
-            twin, from the microbatches' plain keys times their number.
+        CaptureError: There is a doubt, see `doubt_of_nodes`.
+    """
+    doubt = doubt_of_nodes(key, nodes, captured)
+    if doubt is not None:
+        raise CaptureError(str(key), doubt)
+
+
+def doubt_of_nodes(
+    key: GraphKey, nodes: Mapping[str, int], captured: Mapping[GraphKey, Mapping[str, int]]
+) -> str | None:
+    """Returns why a graph cannot hold all of its work, or None.
+
+    No kernel, or a count far from the neighbouring key of its kind or, for a twin, from the
+    microbatches' plain keys times their number: a microbatch runs the kernels of a plain key of
+    its own size. A share of the whole count would be no bound: of many microbatches one is less
+    than the kernels vary with the size.
     """
     count = nodes.get("kernel", 0)
     if not count:
         found = ", ".join(f"{number} {kind}" for kind, number in sorted(nodes.items()))
-        raise CaptureError(
-            str(key),
-            f"invalid: empty, no kernel in the graph ({found or 'no node at all'}); the work ran "
-            "on a stream or thread that does not belong to the recording",
+        return (
+            f"{EMPTY}, no kernel in the graph ({found or 'no node at all'}); the work ran "
+            "on a stream or thread that does not belong to the recording"
         )
     kernels = {other: kinds.get("kernel", 0) for other, kinds in captured.items()}
     of_microbatch = _around_microbatch(key, kernels) if key.is_twin else {}
-    if of_microbatch:
-        _check_twin(key, count, of_microbatch)
     least = MIN_COUNT_RATIO
     if key.is_twin and not of_microbatch:
         least = max(least, 1 - MICROBATCH_SLACK / key.num_microbatches)
-    _check_neighbour(key, count, kernels, least)
+    doubt = _doubt_of_twin(key, count, of_microbatch) if of_microbatch else None
+    return doubt or _doubt_beside_neighbour(key, count, kernels, least)
 
 
 def check_addresses(
@@ -75,25 +87,25 @@ def _around_microbatch(key: GraphKey, kernels: Mapping[GraphKey, int]) -> dict[G
     return {k: kernels[k] for k in (below, above) if k is not None}
 
 
-def _check_twin(key: GraphKey, count: int, of_microbatch: Mapping[GraphKey, int]) -> None:
+def _doubt_of_twin(key: GraphKey, count: int, of_microbatch: Mapping[GraphKey, int]) -> str | None:
     number = key.num_microbatches
     low = (number - MICROBATCH_SLACK) * min(of_microbatch.values())
     high = (number + MICROBATCH_SLACK) * max(of_microbatch.values())
-    if not low <= count <= high:
-        known = " and ".join(
-            f"{number} x {kernels} of {plain} are {number * kernels}"
-            for plain, kernels in of_microbatch.items()
-        )
-        raise CaptureError(
-            str(key),
-            f"the graph has {count} kernels where {known}; below {low:.0f} or above {high:.0f}, "
-            "half a microbatch away, one was lost or recorded twice",
-        )
+    if low <= count <= high:
+        return None
+    known = " and ".join(
+        f"{number} x {kernels} of {plain} are {number * kernels}"
+        for plain, kernels in of_microbatch.items()
+    )
+    return (
+        f"the graph has {count} kernels where {known}; below {low:.0f} or above {high:.0f}, "
+        f"half a microbatch away, one was {LOST}"
+    )
 
 
-def _check_neighbour(
+def _doubt_beside_neighbour(
     key: GraphKey, count: int, kernels: Mapping[GraphKey, int], least: float
-) -> None:
+) -> str | None:
     alike = [
         k
         for k in kernels
@@ -106,15 +118,15 @@ def _check_neighbour(
 
     neighbour = min(alike, key=distance, default=None)
     if neighbour is None:
-        return
+        return None
     expected = kernels[neighbour]
-    if min(count, expected) < least * max(count, expected):
-        raise CaptureError(
-            str(key),
-            f"the graph has {count} kernels where {neighbour} has {expected} (ratio "
-            f"{count / expected:.2f}); kernels vary with the size by a tenth, so below {least:.2f} "
-            f"or above {1 / least:.2f} some of the work was lost or recorded twice",
-        )
+    if min(count, expected) >= least * max(count, expected):
+        return None
+    return (
+        f"the graph has {count} kernels where {neighbour} has {expected} (ratio "
+        f"{count / expected:.2f}); kernels vary with the size by a tenth, so below {least:.2f} "
+        f"or above {1 / least:.2f} some of the work was {LOST}"
+    )
 
 
 def _size(key: GraphKey) -> int:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsInt
 
 from cgprof.errors import DeviceError
+from cgprof.graphs.node_names import demangled
+from cgprof.graphs.topology import CHILD, KERNEL, PEER_COPY, Node, RawGraph, RawNode, flatten
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+_COPY = "memcpy"
 _KINDS = {
-    "Kernel": "kernel",
-    "Memcpy": "memcpy",
+    "Kernel": KERNEL,
+    "Memcpy": _COPY,
     "Memset": "memset",
     "Host": "host",
-    "Graph": "child",
+    "Graph": CHILD,
     "Empty": "empty",
     "WaitEvent": "event-wait",
     "EventRecord": "event-record",
@@ -31,6 +34,7 @@ _KINDS = {
     "MemcpyBatch": "memcpy-batch",
 }
 _TYPE_PREFIX = "cudaGraphNodeType"
+_GET_EDGES = "cudaGraphGetEdges"
 
 
 def bindings() -> ModuleType:
@@ -59,24 +63,23 @@ def count_nodes(raw_graph: int) -> dict[str, int]:
     counts: Counter[str] = Counter()
     pending: list[object] = [raw_graph]
     while pending:
-        graph = pending.pop()
-        error, _, count = runtime.cudaGraphGetNodes(graph, 0)
-        _check("cudaGraphGetNodes", error)
-        if not count:
-            continue
-        error, nodes, count = runtime.cudaGraphGetNodes(graph, count)
-        _check("cudaGraphGetNodes", error)
-        for node in nodes[:count]:
-            error, node_type = runtime.cudaGraphNodeGetType(node)
-            _check("cudaGraphNodeGetType", error)
-            bare = node_type.name.removeprefix(_TYPE_PREFIX)
-            kind = _KINDS.get(bare, bare.lower())
+        for node in _raw_nodes(runtime, pending.pop()):
+            kind = _kind(runtime, node)
             counts[kind] += 1
-            if kind == "child":
-                error, child = runtime.cudaGraphChildGraphNodeGetGraph(node)
-                _check("cudaGraphChildGraphNodeGetGraph", error)
-                pending.append(child)
+            if kind == CHILD:
+                pending.append(_child(runtime, node))
     return dict(counts)
+
+
+def read_nodes(raw_graph: int) -> tuple[Node, ...]:
+    """Returns the nodes of a cudaGraph_t in order, each child graph in place of its node.
+
+    Kernels have their names; a copy between two devices is a "peer-copy".
+
+    Raises:
+        DeviceError: cuda-bindings is missing, or a call failed.
+    """
+    return flatten(_Walk().graph(raw_graph))
 
 
 def upload(raw_exec: int, stream_handle: int) -> None:
@@ -106,6 +109,110 @@ def replace_capture(stream_handle: int) -> None:
     mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
     (error,) = runtime.cudaStreamBeginCapture(stream_handle, mode)
     _check("cudaStreamBeginCapture", error)
+
+
+class _Walk:
+    """Reads graphs with the driver's help."""
+
+    def __init__(self) -> None:
+        self._runtime = bindings()
+        from cuda.bindings import driver
+
+        self._driver: ModuleType = driver
+        self._names: dict[int, str] = {}
+
+    def graph(self, raw_graph: object) -> RawGraph:
+        """Returns a graph and the graphs of its child nodes."""
+        raw_nodes = _raw_nodes(self._runtime, raw_graph)
+        index = {int(node): number for number, node in enumerate(raw_nodes)}
+        edges = [
+            (index[source], index[target]) for source, target in _edges(self._runtime, raw_graph)
+        ]
+        return RawGraph([self._node(node) for node in raw_nodes], edges)
+
+    def _node(self, node: SupportsInt) -> RawNode:
+        kind = _kind(self._runtime, node)
+        if kind == KERNEL:
+            return RawNode(kind, self._kernel_name(node))
+        if kind == CHILD:
+            return RawNode(kind, inner=self.graph(_child(self._runtime, node)))
+        return RawNode(PEER_COPY if kind == _COPY and self._is_peer_copy(node) else kind)
+
+    def _kernel_name(self, node: object) -> str:
+        error, params = self._driver.cuGraphKernelNodeGetParams(node)
+        _check("cuGraphKernelNodeGetParams", error)
+        # A kernel of a library that was not loaded through a module has no function.
+        call = "cuFuncGetName" if int(params.func) else "cuKernelGetName"
+        handle = params.func if int(params.func) else params.kern
+        if int(handle) not in self._names:
+            error, name = getattr(self._driver, call)(handle)
+            _check(call, error)
+            self._names[int(handle)] = demangled(name.decode(errors="replace"))
+        return self._names[int(handle)]
+
+    def _is_peer_copy(self, node: object) -> bool:
+        error, params = self._driver.cuGraphMemcpyNodeGetParams(node)
+        _check("cuGraphMemcpyNodeGetParams", error)
+        devices = {
+            self._device(params.srcMemoryType, params.srcDevice),
+            self._device(params.dstMemoryType, params.dstDevice),
+        }
+        return None not in devices and len(devices) == 2
+
+    def _device(self, memory_type: object, address: object) -> int | None:
+        """The device whose memory an address is in; None for the host's and for arrays."""
+        types, attributes = self._driver.CUmemorytype, self._driver.CUpointer_attribute
+        if memory_type not in (types.CU_MEMORYTYPE_DEVICE, types.CU_MEMORYTYPE_UNIFIED):
+            return None
+        found = []
+        for attribute in (
+            attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+        ):
+            error, value = self._driver.cuPointerGetAttribute(attribute, address)
+            if error:  # memory that the driver did not give out
+                return None
+            found.append(int(value))
+        return found[1] if found[0] == int(types.CU_MEMORYTYPE_DEVICE) else None
+
+
+def _raw_nodes(runtime: ModuleType, graph: object) -> list[SupportsInt]:
+    error, _, count = runtime.cudaGraphGetNodes(graph, 0)
+    _check("cudaGraphGetNodes", error)
+    if not count:
+        return []
+    error, nodes, count = runtime.cudaGraphGetNodes(graph, count)
+    _check("cudaGraphGetNodes", error)
+    return list(nodes[:count])
+
+
+def _edges(runtime: ModuleType, graph: object) -> list[tuple[int, int]]:
+    """Pairs of node handles. The edges' own data, which older bindings do not give, is not read."""
+    # Bindings before 13 refuse edges with data in the call without "_v2".
+    call = "cudaGraphGetEdges_v2" if hasattr(runtime, "cudaGraphGetEdges_v2") else _GET_EDGES
+    get_edges = getattr(runtime, call)
+    error, *_, count = get_edges(graph, 0)
+    _check(call, error)
+    if not count:
+        return []
+    error, sources, targets, *_, count = get_edges(graph, count)
+    _check(call, error)
+    pairs = zip(sources[:count], targets[:count], strict=True)
+    return [(int(source), int(target)) for source, target in pairs]
+
+
+def _kind(runtime: ModuleType, node: object) -> str:
+    error, node_type = runtime.cudaGraphNodeGetType(node)
+    _check("cudaGraphNodeGetType", error)
+    bare: str = node_type.name.removeprefix(_TYPE_PREFIX)
+    return _KINDS.get(bare, bare.lower())
+
+
+def _child(runtime: ModuleType, node: object) -> object:
+    error, graph = runtime.cudaGraphChildGraphNodeGetGraph(node)
+    _check("cudaGraphChildGraphNodeGetGraph", error)
+    found: object = graph
+    return found
 
 
 def _check(call: str, error: IntEnum) -> None:

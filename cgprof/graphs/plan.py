@@ -26,6 +26,7 @@ class SkippedKey:
 
     key: GraphKey
     reason: str
+    cause: str = ""  # the part of the reason that it shares with other keys, if there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from cgprof.config.flags import spell
-from cgprof.config.schema import RunConfig
+from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.errors import UnsupportedError
+from cgprof.graphs.estimate import arena_bytes, node_bytes
 from cgprof.graphs.modes import ResolvedPolicy, requested_mode, resolve_policy
 from cgprof.graphs.plan import CapturePlan, make_plan
+from cgprof.graphs.pool_size import pool_bytes
+from cgprof.graphs.trim import trim
 from cgprof.record.types import PlannedMode, PlanRecord, SkippedKey
 from cgprof.shapes import GraphSupport, RuntimeMode
 from cgprof.units import format_ranges
 
 
 def resolve_plan(
-    run: RunConfig, support: GraphSupport = GraphSupport.ALWAYS
+    run: RunConfig, model: ModelConfig, support: GraphSupport = GraphSupport.ALWAYS
 ) -> tuple[ResolvedPolicy, CapturePlan]:
     """Returns the policy that a run really has and its plan; our backends allow every graph.
 
+    A budget of graph memory trims the plan by the model's estimate: equally on every rank.
+
     Raises:
-        ConfigError: The policy or its sizes are refused.
+        ConfigError: The policy or its sizes are refused, or the budget holds no plan.
         UnsupportedError: The run is strict and would not get all that was asked for.
     """
     policy = resolve_policy(run.capture.policy, support)
-    plan = make_plan(policy.policy, run.limits, run.capture, run.microbatch)
+    plan = _within_budget(
+        run, model, make_plan(policy.policy, run.limits, run.capture, run.microbatch)
+    )
     lacking = list(_lacking(run, policy, plan)) if run.capture.strict else []
     if lacking:
         raise UnsupportedError(
@@ -48,6 +56,22 @@ def plan_record(policy: ResolvedPolicy, plan: CapturePlan) -> PlanRecord:
         ),
         uncovered_batches=plan.uncovered_batches,
         fingerprint=plan.fingerprint,
+    )
+
+
+def _within_budget(run: RunConfig, model: ModelConfig, plan: CapturePlan) -> CapturePlan:
+    budget = run.capture.max_graph_memory_bytes
+    if budget is None:
+        return plan
+    # The pool counts whole: the largest keys need it, and they stay.
+    pool = pool_bytes(model, run, plan.keys)
+    nodes = {key: node_bytes(model, run, key) for key in plan.keys}
+    return trim(
+        plan,
+        lambda keys: pool + arena_bytes(nodes[key] for key in keys),
+        budget,
+        run.microbatch,
+        num_ranks=run.parallel.data_parallel_size,
     )
 
 
@@ -84,5 +108,8 @@ def _lacking(run: RunConfig, policy: ResolvedPolicy, plan: CapturePlan) -> Itera
     for skipped in plan.skipped:
         if skipped.key.num_reqs is None:
             yield f"size {skipped.key.num_tokens}: {skipped.reason}"
+    cut = Counter(skipped.cause for skipped in plan.skipped if skipped.cause)
+    for cause, count in cut.items():
+        yield f"{count} keys are {cause}"
     if plan.uncovered_batches:
         yield f"decode batches {format_ranges(plan.uncovered_batches)} would run eager"

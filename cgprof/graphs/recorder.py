@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
+from cgprof.graphs.topology import Node
+
 
 class Recording(Protocol):
     """One recorded step. Replays run on the compute stream, one at a time: all share one pool."""
@@ -27,6 +29,9 @@ class Recording(Protocol):
 
     def replay(self) -> None:
         """Enqueues the recorded work; no Python of the step runs."""
+
+    def read_nodes(self) -> tuple[Node, ...]:
+        """All nodes in order, with what each waits for; child graphs in place of their nodes."""
 
     def free(self) -> None:
         """Gives up the recording; it cannot replay afterwards."""

@@ -24,6 +24,7 @@ from cgprof.graphs.tape_collectives import WorkBuffers, wait_for
 from cgprof.graphs.tape_memory import Arena, TapeMemory, TensorPlace
 from cgprof.graphs.tape_rules import OpEffect, classify, out_overload, refusal
 from cgprof.graphs.tape_values import exchange, leaves
+from cgprof.graphs.topology import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,13 @@ class TapeRecording:
         with torch.inference_mode():
             for step in self._steps:
                 step()
+
+    def read_nodes(self) -> tuple[Node, ...]:
+        """Returns the operators in the order in which a replay runs them."""
+        return tuple(
+            Node(op.effect.node_kind, op.func.name(), (index - 1,) if index else ())
+            for index, op in enumerate(self._ops)
+        )
 
     def free(self) -> None:
         """Drops the operations; the arena stays with the recorder."""

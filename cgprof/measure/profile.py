@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from cgprof.engine.room import device_memory
 from cgprof.errors import CaptureError, MicrobatchError, ReplayError
+from cgprof.graphs.estimate import estimate_graph_memory
 from cgprof.graphs.modes import requested_mode
 from cgprof.measure.accounting import DeviceReading, graph_memory, witness
+from cgprof.measure.budget import MemoryBudget
 from cgprof.measure.capture_times import CaptureWatch, watched_capture
 from cgprof.measure.clock import Clock
 from cgprof.measure.exchange import exchange_traffic
@@ -29,6 +31,7 @@ from cgprof.measure.warnings import (
     memory_warnings,
     throttle_warnings,
 )
+from cgprof.parallel.agree import agree_success
 from cgprof.record.graph import GraphMemory, GraphRecord, MemoryTotals, MemoryWitness
 from cgprof.record.samples import SampleSink
 from cgprof.shapes import GraphKey, RuntimeMode
@@ -53,6 +56,7 @@ class CapturePoints:
     after_twins: DeviceReading | None = None
     first_reading_s: float = 0.0  # collecting all garbage, and settling the device
     shortages: dict[GraphKey, Shortage] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # label -> why, by measured memory
 
 
 def stream_names(engine: Engine) -> dict[int, str]:
@@ -74,6 +78,10 @@ def capture_keys(
         points.first_reading_s = time.monotonic() - begun_s
         for key in engine.plan.keys:
             progress(key)
+            refusal = _over_budget(engine, points.start, before, key)
+            if refusal is not None:
+                points.left_out[str(key)] = refusal
+                continue
             with watched_capture() as watch:
                 record, before = _capture(engine, reader, points, key, before, watch)
             record = record.model_copy(
@@ -164,6 +172,26 @@ def _stopping_rule(engine: Engine) -> StoppingRule:
     if engine.runner.has_peers:
         return CountRule(min(config.max_samples, max(config.min_samples, _SAMPLES_OF_RANKS)))
     return NoiseRule.from_config(config)
+
+
+def _over_budget(
+    engine: Engine, start: DeviceReading | None, now: DeviceReading | None, key: GraphKey
+) -> str | None:
+    """Why a key is left out by what the graphs before it took; equal on all ranks."""
+    limit_bytes = engine.config.capture.max_graph_memory_bytes
+    if limit_bytes is None or start is None or now is None:
+        return None
+    estimate = estimate_graph_memory(engine.model_config, engine.config, key)
+    first = not engine.graphs.keys
+    refusal = MemoryBudget(limit_bytes).room_for(
+        key,
+        max(0, start.free_bytes - now.free_bytes),
+        estimate.node_bytes + (estimate.pool_bytes if first else 0),
+    )
+    if engine.ranks is None:
+        return refusal
+    refusals = agree_success(engine.ranks, refusal, what=str(key))
+    return next((f"rank {rank}: {why}" for rank, why in refusals.items()), None)
 
 
 def _is_instrumented(engine: Engine) -> bool:

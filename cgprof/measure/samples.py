@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from cgprof.record.graph import LaunchStats, StageStats
 from cgprof.stats.quantiles import (
+    MIN_SAMPLES_FOR_P99,
     IntSamples,
     count_outliers,
     interquartile_range,
     median,
-    percentile_95,
+    percentile,
     relative_noise,
 )
 
@@ -68,7 +69,9 @@ def launch_stats(samples: IntSamples, stopped_by: str) -> LaunchStats:
         count=samples.size,
         median_ns=median(samples),
         iqr_ns=interquartile_range(samples),
-        p95_ns=percentile_95(samples),
+        p90_ns=percentile(samples, 90),
+        p95_ns=percentile(samples, 95),
+        p99_ns=percentile(samples, 99) if samples.size >= MIN_SAMPLES_FOR_P99 else None,
         min_ns=int(samples.min()),
         outliers=count_outliers(samples),
         noise=relative_noise(samples),

@@ -24,12 +24,17 @@ def follow_launcher() -> None:
     launcher = os.environ.get(LAUNCHER)
     if launcher is None:
         return
+    follow(int(launcher))
+    sys.excepthook = _report_bug
+
+
+def follow(parent: int) -> None:
+    """Has the kernel kill this process as soon as `parent`, which started it, is gone."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != int(launcher):  # it went away before the kernel was asked
+    if os.getppid() != parent:  # it went away before the kernel was asked
         os.kill(os.getpid(), signal.SIGKILL)
-    sys.excepthook = _report_bug
 
 
 def _report_bug(

@@ -12,6 +12,7 @@ Counts = dict[str, NonNegative]
 class GraphContents(Record):
     """The shape of one graph, child graphs counted through; every node is in nodes.parquet."""
 
+    kinds: Counts = Field(default_factory=dict)  # kind -> nodes, copies to a peer apart
     edges: NonNegative
     roots: NonNegative  # nodes without a predecessor
     forks: NonNegative  # nodes with more than one successor

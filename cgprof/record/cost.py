@@ -16,8 +16,9 @@ class ReplayCost(Record):
 
     idle: LaunchStats  # the device had nothing to do
     idle_cpu: LaunchStats
-    busy: LaunchStats | None = None  # the replay before was still at work
+    busy: LaunchStats | None = None  # one replay was enqueued just before
     busy_cpu: LaunchStats | None = None
+    busy_note: str = ""  # why there is none
     traced: LaunchStats | None = None  # host interval of cudaGraphLaunch as CUPTI saw it
     traced_note: str = ""  # why there is none
     predicted: Estimate | None = None  # of idle, in ns, by the launch model
@@ -26,23 +27,44 @@ class ReplayCost(Record):
 
 
 class LaunchPoint(Record):
-    """One synthetic graph as it was timed."""
+    """One synthetic graph as it was timed. `counts` holds all that is in it, forks too."""
 
-    kind: NodeKind
-    forked: bool
-    nodes: NonNegative
+    kind: NodeKind  # what the series it belongs to varies
+    counts: dict[NodeKind, NonNegative]
     median_ns: NonNegative
     iqr_ns: NonNegative
     count: NonNegative
     waited_ns: NonNegative = 0  # host waited so long for the device before each launch
 
+    @property
+    def nodes(self) -> int:
+        """All nodes; a fork is not one."""
+        return sum(count for kind, count in self.counts.items() if kind != "fork")
+
+
+class CurvePoint(Record):
+    """What this many nodes of a kind cost together, above all else in their graph."""
+
+    nodes: NonNegative
+    ns: Estimate
+
 
 class LaunchTerm(Record):
-    """What one more node of a kind costs; a curve where that depends on how many there are."""
+    """What one more node of a kind costs. With a curve: beyond its end, between its points not."""
 
     kind: NodeKind
     ns_per_node: Estimate
-    curve: tuple[tuple[NonNegative, NonNegative], ...] = ()  # (nodes, ns above the base)
+    curve: tuple[CurvePoint, ...] = ()
+    points: NonNegative = 0  # graphs that hold the kind
+
+
+class WaitedTerm(Record):
+    """What a launch costs more after the host has waited so long for the device."""
+
+    waited_ns: NonNegative
+    ns: Estimate
+    ns_per_node: Estimate  # of any kind
+    points: NonNegative = 0  # graphs launched after such a wait
 
 
 class LaunchModel(Record):
@@ -51,7 +73,8 @@ class LaunchModel(Record):
     base_ns: Estimate
     terms: tuple[LaunchTerm, ...]
     points: tuple[LaunchPoint, ...]
-    waited_ns: Estimate | None = None  # added after a wait as long as a step
+    waited: tuple[WaitedTerm, ...] = ()  # by rising wait; between them by interpolation
+    scatter: float | None = None  # of the points around the fit, relative, one standard deviation
     largest_error: float | None = None  # of the fit, relative, over its own points
     notes: tuple[str, ...] = ()
     process_id: NonNegative | None = None

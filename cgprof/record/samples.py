@@ -1,4 +1,8 @@
-"""Samples on their way to a table: one row a step, arrays in and arrays out."""
+"""Samples on their way to a table: one row a step, arrays in and arrays out.
+
+Rows of the phases "idle" and "busy" are of the replay call alone, launch_ns and launch_cpu_ns of
+one row of two calls: reading one clock would disturb the other.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-Phase = Literal["eager", "first", "hot", "round-robin"]
+Phase = Literal["eager", "first", "hot", "round-robin", "idle", "busy"]
 
 STAGE_COLUMNS = ("decide_ns", "prepare_ns", "launch_ns", "finish_ns", "wait_ns", "device_ns")
 VOTE_COLUMN = "vote_ns"
+LAUNCH_CPU_COLUMN = "launch_cpu_ns"  # of the calling thread
 # Columns that older runs do not have.
-LATER_FIELDS = (pa.field("process_id", pa.int64()), pa.field(VOTE_COLUMN, pa.int64()))
+LATER_FIELDS = (
+    pa.field("process_id", pa.int64()),
+    pa.field(VOTE_COLUMN, pa.int64()),
+    pa.field(LAUNCH_CPU_COLUMN, pa.int64()),
+)
 _LABEL = pa.dictionary(pa.int32(), pa.string())
 SAMPLE_SCHEMA = pa.schema(
     [
@@ -42,7 +51,7 @@ class SampleSink:
         arrays = [pa.array([label] * count).dictionary_encode() for label in (key, phase)]
         arrays += [_integers(columns.get(name), count) for name in STAGE_COLUMNS]
         arrays.append(pa.array([os.getpid()] * count, pa.int64()))
-        arrays.append(_integers(columns.get(VOTE_COLUMN), count))
+        arrays += [_integers(columns.get(name), count) for name in (VOTE_COLUMN, LAUNCH_CPU_COLUMN)]
         self._series.append((key, phase, pa.Table.from_arrays(arrays, schema=SAMPLE_SCHEMA)))
 
     def take(self, table: pa.Table) -> None:

@@ -1,4 +1,4 @@
-"""A run folder: manifest, summary, samples, items of tasks. Readable whenever the writer dies.
+"""A run folder: manifest, summary, samples, items, nodes. Readable whenever the writer dies.
 
 Each file is written beside its name and renamed when whole, so a reader meets the last whole one.
 """
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from cgprof.errors import ConfigError, RecordError
 from cgprof.record.items import items_of, items_table
 from cgprof.record.lock import LOCK, FolderLock
+from cgprof.record.nodes import NODES, NodeTable
 from cgprof.record.samples import LATER_FIELDS, SAMPLE_SCHEMA, SampleSink
 from cgprof.record.scores import ItemScore
 from cgprof.record.types import READABLE_VERSIONS, RunRecord
@@ -35,6 +36,7 @@ class NoFolder:
     def __init__(self) -> None:
         self.samples = SampleSink()
         self.items: list[ItemScore] = []
+        self.nodes: NodeTable | None = None
 
     def __enter__(self) -> NoFolder:
         return self
@@ -75,6 +77,8 @@ class RunWriter:
         self.path = path
         self.samples = SampleSink()
         self.items: list[ItemScore] = []
+        self.nodes: NodeTable | None = None
+        self._written_nodes: NodeTable | None = None
         self._flag = "--resume" if resume else "--output-dir"
         self._overwrites = force
         self._reuses = force or resume
@@ -128,7 +132,7 @@ class RunWriter:
         return added
 
     def write(self, record: RunRecord) -> None:
-        """Rewrites the folder: samples and items first, the manifest last.
+        """Rewrites the folder: samples, items and nodes first, the manifest last.
 
         Raises:
             RecordError: The record holds NaN or infinity, or the folder cannot be written.
@@ -138,7 +142,11 @@ class RunWriter:
             "schema_version": record.schema_version,
             "run_id": record.run_id,
             "status": record.status,
-            "files": [SUMMARY, SAMPLES, *([ITEMS] if self.items else [])],
+            "files": [
+                *(SUMMARY, SAMPLES),
+                *([ITEMS] if self.items else []),
+                *([NODES] if self.nodes else []),
+            ],
         }
         summary = record.model_dump(mode="json")
         if self._overwrites:
@@ -149,11 +157,14 @@ class RunWriter:
         if self.items:
             self._replace(ITEMS, lambda part: pq.write_table(items_table(self.items), part))
         else:
-            (self.path / ITEMS).unlink(missing_ok=True)
+            self._remove(ITEMS)
+        if self.nodes is None:
+            self._remove(NODES)
+        elif self.nodes is not self._written_nodes:
+            self._replace(NODES, self.nodes.write)
+            self._written_nodes = self.nodes
         self._replace(SUMMARY, lambda part: part.write_text(self._json(SUMMARY, summary)))
         self._replace(MANIFEST, lambda part: part.write_text(self._json(MANIFEST, manifest)))
-        if not self.items:
-            (self.path / (ITEMS + _PART)).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Lets others write the folder."""
@@ -185,6 +196,11 @@ class RunWriter:
             return json.dumps(value, allow_nan=False, indent=1) + "\n"
         except ValueError as error:
             raise RecordError(self.path / name, f"not written: {error}") from error
+
+    def _remove(self, name: str) -> None:
+        """Removes what an older run left."""
+        for old in (name, name + _PART):
+            (self.path / old).unlink(missing_ok=True)
 
     def _replace(self, name: str, write: Callable[[Path], object]) -> None:
         part = self.path / (name + _PART)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from cgprof.record.graph import GraphRecord, LaunchStats, StageStats
 from cgprof.record.store import read_run, read_samples
-from cgprof.record.types import RunRecord
+from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.headline import graph_memory, key_memory_bytes
+from cgprof.report.launches import launches_table
 from cgprof.report.layout import Cell, ratio
 from cgprof.report.parity import LEGS, key_verdict, leg_verdict
 from cgprof.report.ranks import rank_tables
@@ -41,6 +43,18 @@ def worth_frame(record: RunRecord) -> pd.DataFrame:
     return _typed(frame)
 
 
+def launches_frame(record: RunRecord) -> pd.DataFrame:
+    """Returns one row a key and rank whose replay call was timed by itself."""
+    tables = [
+        replace(launches_table(rank, record.recorder), tags={"rank": rank.rank})
+        for rank in record.ranks or (RankRecord(),)
+    ]
+    rows = [row for table in tables for row in table.records()]
+    frame = pd.DataFrame(rows, columns=tables[0].record_names())
+    frame.insert(0, "recorder", record.recorder)
+    return _typed(frame)
+
+
 def ranks_frame(record: RunRecord) -> pd.DataFrame:
     """Returns one row a key and stage: least, median and most over the ranks of hot replays."""
     table = rank_tables(record)[0]
@@ -48,7 +62,7 @@ def ranks_frame(record: RunRecord) -> pd.DataFrame:
 
 
 def samples_frame(path: str | Path) -> pd.DataFrame:
-    """Returns one row a timed step of a run folder, as the store keeps them.
+    """Returns one row a timed step or replay call of a run folder, as the store keeps them.
 
     Raises:
         RecordError: the folder is unreadable.
@@ -100,6 +114,8 @@ def _times(graph: GraphRecord) -> dict[str, Cell]:
     return {
         "eager_launch_ns": eager["launch"],
         "replay_launch_ns": hot["launch"],
+        "replay_launch_p90_ns": graph.replay.launch.p90_ns if graph.replay else None,
+        "replay_launch_p99_ns": graph.replay.launch.p99_ns if graph.replay else None,
         "launch_ratio": ratio(eager["launch"], hot["launch"]),
         "round_robin_launch_ns": _medians(graph.round_robin)["launch"],
         "first_replay_ns": graph.first_replay_ns,

@@ -9,6 +9,7 @@ from cgprof.record.graph import GraphRecord, LaunchStats
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.accuracy import accuracy_line
 from cgprof.report.layout import format_ratio, one_line, ratio
+from cgprof.report.memory_sum import MOVED, RELEASED, memory_sums
 from cgprof.shapes import DecisionReason
 from cgprof.units import format_bytes, format_gib
 
@@ -29,6 +30,7 @@ class GraphMemoryLine:
     plain_bytes: int
     total_bytes: int | None
     outputs_bytes: int
+    doubt: str = ""  # why the device's growth is not this process's
 
     @property
     def whole_bytes(self) -> int:
@@ -38,16 +40,17 @@ class GraphMemoryLine:
     @property
     def twins_ratio(self) -> float | None:
         """How many times the plain keys weigh with twins beside them; None without either."""
-        return ratio(self.total_bytes, self.plain_bytes)
+        return None if self.whole_bytes < 0 else ratio(self.total_bytes, self.plain_bytes)
 
     def to_text(self) -> str:
-        """Returns the headline, with its source when that is not the device."""
+        """Returns the headline, with its source when that is not the device, and its doubt."""
         label = "graph memory" if self.source == "device" else "graph memory, tape arena"
+        doubt = f"; {self.doubt}" if self.doubt else ""
         if self.total_bytes is None:
-            return f"{label}: {_size(self.plain_bytes)}"
+            return f"{label}: {_size(self.plain_bytes)}{doubt}"
         return (
             f"{label}: {_size(self.plain_bytes)} plain -> {_size(self.total_bytes)} with twins "
-            f"({format_ratio(self.twins_ratio)})"
+            f"({format_ratio(self.twins_ratio)}){doubt}"
         )
 
 
@@ -62,14 +65,19 @@ def graph_memory(rank: RankRecord) -> GraphMemoryLine | None:
         plain_bytes=totals.plain_bytes,
         total_bytes=totals.plain_bytes + totals.twin_bytes if has_twins else None,
         outputs_bytes=totals.outputs_bytes,
+        doubt=_doubt(rank),
     )
 
 
 def key_memory_bytes(record: RunRecord, graph: GraphRecord) -> int | None:
-    """Returns what one key added: the device delta, or on a tape the growth of its arena."""
+    """Returns what one key added: the device delta, or on a tape the growth of its arena.
+
+    None where memory was given back meanwhile: that is no usage.
+    """
     if record.recorder == "tape":
         return graph.memory.pool_bytes if graph.memory else None
-    return graph.witness.device_delta_bytes if graph.witness else None
+    delta = graph.witness.device_delta_bytes if graph.witness else None
+    return None if delta is None or delta < 0 else delta
 
 
 def headline_lines(record: RunRecord) -> list[str]:
@@ -163,5 +171,16 @@ def _steps_line(rank: RankRecord) -> str:
     return f"{line} ({facts})" if facts else line
 
 
+def _doubt(rank: RankRecord) -> str:
+    whole = next((one for one in memory_sums(rank) if one.what == "all"), None)
+    if whole is None or whole.verdict not in (MOVED, RELEASED):
+        return ""
+    own = whole.nvml_bytes
+    known = "unknown" if own is None or own < 0 else _size(own)
+    return f"{whole.verdict}, this process by NVML: {known}"
+
+
 def _size(num_bytes: int) -> str:
+    if num_bytes < 0:
+        return f"{_size(-num_bytes)} released"
     return format_gib(num_bytes) if abs(num_bytes) >= _SMALLEST_GIB else format_bytes(num_bytes)

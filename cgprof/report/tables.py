@@ -7,9 +7,12 @@ from dataclasses import replace
 
 from cgprof.record.graph import GraphRecord, StageStats
 from cgprof.record.types import RankRecord, RunRecord
+from cgprof.report.alone import alone_table, eager_work_table
 from cgprof.report.captures import captures_table, partial_line
 from cgprof.report.check import check_blocks, keys_table
 from cgprof.report.document import Block, Document, Lines
+from cgprof.report.estimates import estimate_lines, estimate_warnings, estimates_table
+from cgprof.report.findings import findings_blocks, findings_table
 from cgprof.report.headline import (
     headline_lines,
     key_memory_bytes,
@@ -17,18 +20,16 @@ from cgprof.report.headline import (
     policy_line,
     recorder_line,
 )
+from cgprof.report.launch_model import launch_fit_table, launch_model_table
+from cgprof.report.launches import launches_table
 from cgprof.report.layout import Cell, Plain, Table, one_line, ratio
+from cgprof.report.memory import memory_table, totals_table
+from cgprof.report.memory_sum import memory_sum_table
 from cgprof.report.parity import key_verdict, legs_table
 from cgprof.report.ranks import rank_tables, veto_line
 from cgprof.report.scores import scores_table, verdicts_table
-from cgprof.report.sections import (
-    graphs_table,
-    memory_table,
-    plan_table,
-    remarks_table,
-    stages_table,
-    totals_table,
-)
+from cgprof.report.sections import graphs_table, plan_table, remarks_table
+from cgprof.report.stages import stages_table
 from cgprof.report.worth import worth_lines, worth_table
 from cgprof.units import format_bytes, format_ns
 
@@ -103,24 +104,39 @@ def _capture_blocks(record: RunRecord) -> list[Block]:
         )
         if line
     ]
-    lines = [*headline_lines(record), *worth_lines(record), *footer, *measured_lines(record)]
+    memory = [*headline_lines(record), *estimate_lines(record), *_left_out_lines(record)]
+    lines = [*memory, *worth_lines(record), *footer, *measured_lines(record)]
     worth = [] if record.worth is None else [worth_table(record)]
     return [*(tables or [Lines(lines=["no key captured"])]), *worth, Lines(lines=lines)]
 
 
+def _left_out_lines(record: RunRecord) -> list[str]:
+    return [
+        f"rank {rank.rank}: {label} {one_line(reason)}"
+        for rank in record.ranks
+        for label, reason in rank.left_out.items()
+    ]
+
+
 def _report_blocks(record: RunRecord) -> list[Block]:
-    details = [table for rank in record.ranks for table in _details(rank)]
+    details = [
+        table
+        for rank in record.ranks
+        for table in (*_details(rank), *filter(_has_rows, _measured(record, rank)))
+    ]
     return [
         Lines(lines=_header_lines(record)),
+        *findings_blocks(record),
         plan_table(record.plan),
         *_capture_blocks(record),
         *(check_blocks(record) if record.check is not None else []),
         *(rank_tables(record) if len(record.ranks) > 1 else ()),
         *details,
         *(_accuracy(record) if record.accuracy else []),
-        Lines(title="warnings", lines=_warnings(record)),
+        estimates_table(record),
+        Lines(title="warnings", lines=[*_warnings(record), *estimate_warnings(record)]),
         Lines(title="failures", lines=_failures(record)),
-        Lines(title="notes", lines=[one_line(note) for note in record.notes]),
+        Lines(title="notes", lines=[one_line(note) for note in _notes(record)]),
     ]
 
 
@@ -130,8 +146,15 @@ def _report_tables(record: RunRecord) -> list[Table]:
     tables = _captured_tables(record)
     for rank in record.ranks or (RankRecord(),):
         tags = {**run, "rank": rank.rank}
-        tables += [replace(table, tags=tags) for table in (*_details(rank), remarks_table(rank))]
-    of_run = [plan_table(record.plan), keys_table(record), *_accuracy(record)]
+        of_rank = (*_details(rank), *_measured(record, rank), remarks_table(rank))
+        tables += [replace(table, tags=tags) for table in of_rank]
+    of_run = [
+        findings_table(record),
+        estimates_table(record),
+        plan_table(record.plan),
+        keys_table(record),
+        *_accuracy(record),
+    ]
     of_run += [worth_table(record), *rank_tables(record)]
     return [*tables, *(replace(table, tags=run) for table in of_run)]
 
@@ -185,6 +208,27 @@ def _details(rank: RankRecord) -> tuple[Table, ...]:
         graphs_table(rank),
         captures_table(rank),
     )
+
+
+def _notes(record: RunRecord) -> list[str]:
+    of_ranks = dict.fromkeys(note for rank in record.ranks for note in rank.notes)
+    return [*record.notes, *of_ranks]
+
+
+def _measured(record: RunRecord, rank: RankRecord) -> tuple[Table, ...]:
+    """What was measured beside the times of steps; older and shorter runs lack some of it."""
+    return (
+        memory_sum_table(rank),
+        alone_table(rank),
+        launches_table(rank, record.recorder),
+        launch_model_table(rank),
+        launch_fit_table(rank),
+        eager_work_table(rank),
+    )
+
+
+def _has_rows(table: Table) -> bool:
+    return bool(table.rows)
 
 
 def _accuracy(record: RunRecord) -> tuple[Table, ...]:

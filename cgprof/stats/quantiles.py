@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 IntSamples = NDArray[np.int64]
 
 MIN_SAMPLES_FOR_NOISE = 5
+MIN_SAMPLES_FOR_P99 = 100
 # Source: Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993): 0.6745 and 3.5.
 _SCORE_PER_MAD = 0.6745
 _OUTLIER_SCORE = 3.5
@@ -27,9 +28,9 @@ def interquartile_range(samples: IntSamples) -> int:
     return round(float(high - low))
 
 
-def percentile_95(samples: IntSamples) -> int:
-    """Returns the value that 95 of 100 samples do not exceed, interpolated and rounded."""
-    return round(float(np.percentile(samples, 95)))
+def percentile(samples: IntSamples, percent: int) -> int:
+    """Returns the value that `percent` of 100 samples do not exceed, interpolated and rounded."""
+    return round(float(np.percentile(samples, percent)))
 
 
 def count_outliers(samples: IntSamples) -> int:

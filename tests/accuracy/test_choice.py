@@ -64,7 +64,7 @@ def test_weights_without_a_tokenizer_have_no_task_unless_one_is_named(tmp_path):
 )
 def test_wrong_options_are_refused_before_an_engine_exists(options, word):
     with pytest.raises(ConfigError, match=word):
-        options.validate(tiny_run())
+        options.validate(tiny_run(), tiny_model())
 
 
 def test_sample_is_a_quarter_of_each_kind_seeded_and_in_order():

@@ -43,6 +43,7 @@ def test_flags_reach_their_settings():
         *("--ubatch-size", "3", "--dbo-decode-token-threshold", "4", "--twins", "band"),
         *("--dbo-prefill-token-threshold", "64", "--set", "measure.context_len=16"),
         *("--load-format", "dummy", "--no-strict", "--dbo-spread-real-tokens"),
+        *("--max-graph-memory", "0.5GiB"),
     )
     limits = {
         "max_num_seqs": 32,
@@ -58,6 +59,7 @@ def test_flags_reach_their_settings():
         "sizes": [1, 2, 8],
         "max_size": 8,
         "strict": False,
+        "max_graph_memory_bytes": 2**29,
     }
     assert config["microbatch"]["enabled"]
     assert config["microbatch"]["num_microbatches"] == 3
@@ -112,6 +114,10 @@ def test_microbatches_are_on_when_asked_for(args, enabled):
         (["--set", "limits.max_seqs=1"], "limits.max_num_seqs"),
         (["--format", "xml"], "xml"),
         (["--max-num-batched-tokens", "32"], "32 is below max_num_seqs 64"),
+        (["--max-graph-memory", "much"], "'much' is not a size"),
+        (["--max-graph-memory", "0MiB"], "0"),
+        (["--max-graph-memory", "0.5"], "such as 0.5GiB"),
+        (["--max-graph-memory", "1KiB"], "does not hold what has to stay"),
     ],
 )
 def test_bad_value_names_its_flag(args, found):

@@ -153,8 +153,8 @@ def test_search_prints_the_vector_that_it_found():
             reason=decision.reason,
         )
 
-    run, _ = load_run(None, "tiny-moe", {"limits.max_num_seqs": 64, "capture.sizes": [8, 64]})
-    made = resolve_plan(run)[1]
+    run, card = load_run(None, "tiny-moe", {"limits.max_num_seqs": 64, "capture.sizes": [8, 64]})
+    made = resolve_plan(run, card)[1]
     result = search(made.keys, run.limits, run.microbatch, num_ranks=2, seed=0, rule=own_load)
     document = search_document(run, made, result)
     text = document.render(OutputFormat.TEXT)

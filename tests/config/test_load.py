@@ -199,3 +199,36 @@ def test_tables_too_deep_are_refused(tmp_path):
 def test_empty_names_are_told():
     assert refusal("").startswith("--config: is empty")
     assert refusal(None, "").startswith("model.name (--model): is empty")
+
+
+def test_graph_memory_is_a_size_in_a_file_in_a_flag_and_in_set(tmp_path):
+    path = write(tmp_path, "[capture]\nmax_graph_memory_bytes = '0.5GiB'\n")
+    assert load_run(path)[0].capture.max_graph_memory_bytes == 2**29
+    flag = {"capture.max_graph_memory_bytes": "512MiB"}
+    assert load_run(path, None, flag)[0].capture.max_graph_memory_bytes == 2**29
+    for text, num_bytes in (("1GB", 10**9), ("1048576", 2**20), ("'2MiB'", 2**21)):
+        assignment = f"capture.max_graph_memory_bytes={text}"
+        run = load_run(path, None, {}, [assignment])[0]
+        assert run.capture.max_graph_memory_bytes == num_bytes
+    plain = load_run(path, None, {}, ["capture.max_graph_memory_bytes=536870912"])
+    assert fingerprint(*plain) == fingerprint(*load_run(path))
+    assert RunConfig.model_validate_json(run.model_dump_json()) == run
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("'lots'", "'lots' is not a size; write whole bytes"),
+        ("'-1GiB'", "'-1GiB' is not a size"),
+        ("'0GiB'", "0: input should be greater than 0"),
+        ("0", "0: input should be greater than 0"),
+        ("1.5", "1.5: input should be a valid integer"),
+        ("true", "True: input should be a valid integer"),
+    ],
+)
+def test_bad_size_names_file_setting_and_flag(tmp_path, value, problem):
+    path = write(tmp_path, f"[capture]\nmax_graph_memory_bytes = {value}\n")
+    message = refusal(path)
+    assert message.startswith(
+        f"{path}: capture.max_graph_memory_bytes (--max-graph-memory): {problem}"
+    )

@@ -14,7 +14,7 @@ from cgprof.measure.profile import (
 )
 from cgprof.record.samples import SampleSink
 from cgprof.record.types import RankRecord
-from cgprof.report.sections import totals_table
+from cgprof.report.memory import totals_table
 from tests.support.stepping import ScriptedEngine, full_key
 
 MIB = 1 << 20

@@ -2,7 +2,9 @@ import pandas as pd
 import pytest
 
 from cgprof.errors import RecordError
-from cgprof.report.frames import graphs_frame, runs_frame, samples_frame
+from cgprof.record.cost import ReplayCost
+from cgprof.report.frames import graphs_frame, launches_frame, runs_frame, samples_frame
+from tests.support.records import launch_stats
 from tests.support.runs import (
     KIB,
     MIB,
@@ -93,3 +95,20 @@ def test_runs_frame_has_one_row_a_folder(tmp_path):
 def test_runs_frame_refuses_a_folder_without_a_run(tmp_path):
     with pytest.raises(RecordError):
         runs_frame([tmp_path / "absent"])
+
+
+def test_launches_frame_has_one_row_a_timed_key_and_null_where_nothing_is_known():
+    run = cuda_dbo_run()
+    label = run.ranks[0].graphs[0].label
+    cost = ReplayCost(idle=launch_stats(9_000, p90_ns=9_900), idle_cpu=launch_stats(8_000))
+    rank = run.ranks[0].model_copy(update={"replay_costs": {label: cost}})
+    frame = launches_frame(run.model_copy(update={"ranks": (rank,)}))
+    assert list(frame["key"]) == [label]
+    row = frame.iloc[0]
+    assert (row["recorder"], row["rank"], row["idle_ns"], row["idle_p90_ns"]) == (
+        *("cuda", 0, 9_000, 9_900),
+    )
+    assert pd.isna(row["busy_ns"])
+    assert frame["busy_ns"].dtype == "Int64"
+    assert list(launches_frame(run).columns) == list(frame.columns)
+    assert launches_frame(run).empty

@@ -1,7 +1,6 @@
-from cgprof.record.graph import MemoryTotals, MemoryWitness
 from cgprof.record.types import RankRecord
-from cgprof.report.sections import graphs_table, stages_table, totals_table
-from tests.support.runs import cuda_graph, failed_graph, key, stages, tape_graph
+from cgprof.report.sections import graphs_table
+from tests.support.runs import cuda_graph, failed_graph, key, tape_graph
 
 
 def cells(table, row=0):
@@ -34,37 +33,3 @@ def test_graphs_of_a_tape_do_not_show_what_only_a_device_has():
     text = graphs_table(RankRecord(graphs=(tape_graph(key(8)),))).to_text()
     for words in ("bound by", "launches outside", "sampled peak"):
         assert words not in text
-
-
-def test_stages_show_which_rows_were_instrumented_only_if_any_was():
-    plain = stages(1_000)
-    watched = plain.model_copy(update={"instrumented": True})
-    mixed = cuda_graph(key(8), eager=plain, replay=watched, round_robin=None)
-    table = stages_table(RankRecord(graphs=(mixed,)))
-    assert [row["instrumented"] for row in table.records()] == [None, "yes"]
-    assert "instrumented" in table.to_text()
-    assert "instrumented" not in stages_table(RankRecord(graphs=(cuda_graph(key(8)),))).to_text()
-
-
-def test_totals_say_what_is_known_of_other_processes():
-    def totals(plain, twins):
-        return MemoryTotals(
-            source="device",
-            outputs_bytes=0,
-            plain_bytes=0,
-            twin_bytes=0,
-            plain_witness=MemoryWitness(allocator_bytes=0, neighbours=plain),
-            twin_witness=MemoryWitness(allocator_bytes=0, neighbours=twins),
-            kv_cache_bytes=0,
-            weights_bytes=0,
-        )
-
-    for plain, twins, word in (
-        ("none", "moved", "moved"),
-        ("none", "unknown", "unknown"),
-        ("still", "none", "still"),
-        ("none", "none", "none"),
-    ):
-        text = totals_table(RankRecord(totals=totals(plain, twins))).to_text()
-        assert f"other processes on the device: {word}" in text
-    assert "other processes" not in totals_table(RankRecord(totals=totals(None, None))).to_text()

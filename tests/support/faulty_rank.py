@@ -142,8 +142,8 @@ def _in_plan(act: Act) -> None:
 
     resolve = run.resolve_plan
 
-    def faulty(asked):
-        policy, plan = resolve(asked)
+    def faulty(*asked):
+        policy, plan = resolve(*asked)
         return policy, CapturePlan(
             keys=plan.keys[:-1], skipped=plan.skipped, uncovered_batches=plan.uncovered_batches
         )

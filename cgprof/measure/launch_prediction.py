@@ -1,0 +1,191 @@
+"""What a graph's launch should cost by the model of this run, and what dominates it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cgprof.record.contents import GraphContents
+from cgprof.record.cost import LaunchModel, LaunchTerm, ReplayCost
+from cgprof.record.graph import GraphRecord
+from cgprof.record.worth import Estimate
+from cgprof.units import format_ns
+
+BASE = "base"
+WAITED = "waited"
+
+_Z_95 = 1.96  # standard deviations on each side of a 95 % interval
+_WORDS: dict[str, str] = {
+    BASE: "the call itself",
+    WAITED: "the wait before it: a host that waited for the device finds its caches cold",
+    "kernel": "{count} kernel nodes",
+    "memset": "{count} memset nodes",
+    "memcpy": "{count} copies on the device",
+    "peer-copy": "{count} copies to a peer",
+    "event-wait": "{count} event-wait nodes",
+    "event-record": "{count} event-record nodes",
+    "fork": "{count} forks",
+}
+# Source: NCCL user guide, NCCL_GRAPH_MIXING_SUPPORT.
+_WAYS_OUT: dict[str, str] = {
+    "event-record": "NCCL adds one to each captured collective: leave out --nccl-graph-mixing "
+    "(NCCL_GRAPH_MIXING_SUPPORT=0)",
+    "peer-copy": "let a kernel write to the peer instead",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """An estimate of a launch, its terms in ns, and the kinds of node that have no term."""
+
+    ns: Estimate
+    terms: Mapping[str, float]  # BASE, WAITED and the kinds of node
+    counts: Mapping[str, int]
+    unknown: Mapping[str, int] = field(default_factory=dict)
+
+
+def predict(
+    model: LaunchModel,
+    nodes: Mapping[str, int],
+    contents: GraphContents | None = None,
+    waited_ns: int = 0,
+) -> Prediction:
+    """Returns the cost of launching a graph with these nodes after a wait for the device.
+
+    Forks and copies between devices come from `contents`; without it copies count as copies on
+    the device, and forks as `nodes` has them. The interval takes the terms as independent and
+    includes the scatter of the points around the fit.
+    """
+    counts = _counts(nodes, contents)
+    known = {term.kind: term for term in model.terms}
+    parts = {BASE: model.base_ns}
+    for kind, count in counts.items():
+        if kind in known:
+            parts[kind] = _of_nodes(known[kind], count)
+    total = sum(count for kind, count in nodes.items() if kind != "fork")
+    parts[WAITED] = _of_wait(model, total, waited_ns)
+    return Prediction(
+        ns=_together(list(parts.values()), model.scatter or 0.0),
+        terms={kind: part.value for kind, part in parts.items()},
+        counts=counts,
+        unknown={kind: count for kind, count in counts.items() if kind not in known},
+    )
+
+
+def dominant(prediction: Prediction) -> str:
+    """Returns the largest term in words, its share, and the setting that removes it, if known."""
+    kind = max(prediction.terms, key=lambda one: prediction.terms[one])
+    part, whole = prediction.terms[kind], prediction.ns.value
+    what = _WORDS[kind].format(count=prediction.counts.get(kind, 0))
+    share = f"{part / whole:.0%}" if whole > 0 else "all"
+    words = f"{what}: {format_ns(part)} of {format_ns(whole)} ({share})"
+    way_out = _WAYS_OUT.get(kind)
+    return f"{words}; {way_out}" if way_out else words
+
+
+def with_predictions(
+    model: LaunchModel,
+    costs: Mapping[str, ReplayCost],
+    records: Sequence[GraphRecord],
+    contents: Mapping[str, GraphContents],
+) -> dict[str, ReplayCost]:
+    """Returns the costs with what the model makes of their graphs; keys are labels.
+
+    The wait is a replay's time on the device, for which the host waited before each launch. A
+    label without a graph keeps its cost as it is.
+    """
+    by_label = {record.label: record for record in records if record.failure is None}
+    done = {}
+    for label, cost in costs.items():
+        record = by_label.get(label)
+        if record is None or not record.nodes:
+            done[label] = cost
+            continue
+        found = predict(model, record.nodes, contents.get(label), _wait_ns(record))
+        done[label] = cost.model_copy(
+            update={"predicted": found.ns, "dominated_by": _in_words(found)}
+        )
+    return done
+
+
+def _in_words(prediction: Prediction) -> str:
+    words = dominant(prediction)
+    if not prediction.unknown:
+        return words
+    listed = ", ".join(f"{count} {kind}" for kind, count in sorted(prediction.unknown.items()))
+    return f"{words}; not in the model: {listed}"
+
+
+def _wait_ns(record: GraphRecord) -> int:
+    replay = record.replay
+    if replay is None:
+        return 0
+    return (replay.device or replay.wait).median_ns
+
+
+def _counts(nodes: Mapping[str, int], contents: GraphContents | None) -> dict[str, int]:
+    """Nodes by the model's kinds: forks beside them, copies to a peer apart."""
+    counts = {kind: count for kind, count in nodes.items() if count}
+    if contents is None:
+        return counts
+    counts.pop("fork", None)
+    if contents.forks:
+        counts["fork"] = contents.forks
+    peers = min(contents.peer_copies, counts.get("memcpy", 0))
+    if peers:
+        counts["peer-copy"] = counts.get("peer-copy", 0) + peers
+        counts["memcpy"] -= peers
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def _of_nodes(term: LaunchTerm, count: int) -> Estimate:
+    """By interpolation in a curve, beyond its end along its last slope."""
+    if not term.curve:
+        return _times(term.ns_per_node, count)
+    knots = [0, *(point.nodes for point in term.curve)]
+    inside = _between(knots, [point.ns for point in term.curve], count)
+    beyond = _times(term.ns_per_node, max(0, count - knots[-1]))
+    return Estimate(
+        value=inside.value + beyond.value,
+        low=inside.low + beyond.low,
+        high=inside.high + beyond.high,
+    )
+
+
+def _of_wait(model: LaunchModel, nodes: int, waited_ns: int) -> Estimate:
+    knots = [0, *(term.waited_ns for term in model.waited)]
+    once = _between(knots, [term.ns for term in model.waited], waited_ns)
+    each = _between(knots, [term.ns_per_node for term in model.waited], waited_ns)
+    return Estimate(
+        value=once.value + each.value * nodes,
+        low=once.low + each.low * nodes,
+        high=once.high + each.high * nodes,
+    )
+
+
+def _between(knots: Sequence[int], heights: Sequence[Estimate], where: int) -> Estimate:
+    """Linear between knots, zero at the first; the last height holds beyond."""
+
+    def at(values: Sequence[float]) -> float:
+        return float(np.interp(where, knots, [0.0, *values]))
+
+    return Estimate(
+        value=at([height.value for height in heights]),
+        low=at([height.low for height in heights]),
+        high=at([height.high for height in heights]),
+    )
+
+
+def _times(slope: Estimate, count: int) -> Estimate:
+    return Estimate(value=slope.value * count, low=slope.low * count, high=slope.high * count)
+
+
+def _together(parts: Sequence[Estimate], scatter: float) -> Estimate:
+    value = sum(part.value for part in parts)
+    spread = _Z_95 * scatter * value
+    below = math.hypot(spread, *(part.value - part.low for part in parts))
+    above = math.hypot(spread, *(part.high - part.value for part in parts))
+    return Estimate(value=value, low=max(0.0, value - below), high=value + above)

@@ -1,0 +1,219 @@
+"""Checks of launch times: what they are spent on, and whether they can be trusted. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from cgprof.record.cost import LaunchTerm, NodeKind, ReplayCost
+from cgprof.record.types import RankRecord, RunRecord
+from cgprof.report.finding import Check, Finding
+from cgprof.report.layout import Plain
+
+EVENT_RECORD_NODES = "event-record-nodes"
+PEER_COPIES = "peer-copies"
+LAUNCH_UNEXPLAINED = "launch-unexplained"
+THROTTLED = "throttled-clocks"
+NOISY = "noisy-timing"
+
+MOST_ERROR = 0.3  # of a predicted launch, relative to the measured one
+
+_EVENT_RECORD: NodeKind = "event-record"
+_EVENTS = "a graph holds an event-record node"
+_PEER = "a graph holds a copy between devices that the driver makes, about 1 us each"
+_ERROR = f"the launch model is more than {MOST_ERROR:.0%} off the measured launch"
+_HELD_BACK = "NVML said that the clocks were held back while a key was timed"
+_WIDE = "quartiles of launch are as far apart as measure.relative_noise, or samples too few"
+_MIXING_OFF = "leave out --nccl-graph-mixing, which sets NCCL_GRAPH_MIXING_SUPPORT=0"
+_NOT_MIXING = (
+    "mixing is off, so they are not NCCL's for that: record external events (torch.cuda.Event("
+    "external=True)) outside the graph"
+)
+
+
+def event_record_nodes(run: RunRecord) -> Iterator[Finding]:
+    """Finds graphs whose launch pays for event-record nodes, as NCCL adds with graph mixing."""
+    for rank in run.ranks:
+        counts = {
+            graph.label: count
+            for graph in rank.graphs
+            if (count := graph.nodes.get(_EVENT_RECORD, 0))
+        }
+        if counts:
+            most = max(counts, key=lambda label: counts[label])
+            yield Finding(
+                name=EVENT_RECORD_NODES,
+                severity="cost",
+                keys=tuple(counts),
+                evidence={
+                    "nodes": sum(counts.values()),
+                    "most_in_a_graph": counts[most],
+                    **_cost_of_events(rank, most, counts[most]),
+                    **_bytes_of_nodes(rank, sum(counts.values())),
+                },
+                threshold=_EVENTS,
+                way_out=_MIXING_OFF if run.config.parallel.nccl_graph_mixing else _NOT_MIXING,
+                rank=rank.rank,
+            )
+
+
+def peer_copies(run: RunRecord) -> Iterator[Finding]:
+    """Finds graphs in which the driver copies between devices."""
+    for rank in run.ranks:
+        counts = {
+            label: contents.peer_copies
+            for label, contents in rank.contents.items()
+            if contents.peer_copies
+        }
+        if counts:
+            most = max(counts, key=lambda label: counts[label])
+            evidence: dict[str, Plain] = {"most_in_a_graph": counts[most]}
+            predicted = _predicted_ns(rank, "peer-copy", counts[most])
+            if predicted is not None:
+                evidence["predicted_of_them_ns"] = predicted
+            yield Finding(
+                name=PEER_COPIES,
+                severity="cost",
+                keys=tuple(counts),
+                evidence=evidence,
+                threshold=_PEER,
+                way_out="let a kernel write to the peer's memory; --all2all-backend all-to-all "
+                "sends through NCCL's kernels",
+                rank=rank.rank,
+            )
+
+
+def launch_unexplained(run: RunRecord) -> Iterator[Finding]:
+    """Finds keys whose launch the model of this run does not explain."""
+    for rank in run.ranks:
+        errors = {
+            label: error
+            for label, cost in rank.replay_costs.items()
+            if (error := _error(cost)) is not None and abs(error) > MOST_ERROR
+        }
+        if errors:
+            worst = max(errors, key=lambda label: abs(errors[label]))
+            cost = rank.replay_costs[worst]
+            yield Finding(
+                name=LAUNCH_UNEXPLAINED,
+                severity="doubt",
+                keys=tuple(errors),
+                evidence={
+                    "worst": worst,
+                    "measured_ns": cost.idle.median_ns,
+                    "predicted_ns": round(cost.predicted.value) if cost.predicted else None,
+                    "error": errors[worst],
+                },
+                threshold=_ERROR,
+                way_out="look for a kind of node that the model lacks (cgprof nodes RUN KEY), or a "
+                "busy host: the time may be the host's and not the graph's",
+                rank=rank.rank,
+            )
+
+
+def throttled_clocks(run: RunRecord) -> Iterator[Finding]:
+    """Finds keys that were timed while the device was held back."""
+    for rank in run.ranks:
+        warned = _warned(rank, "throttled")
+        if warned:
+            reasons = dict.fromkeys(text.partition(": ")[2] for text in warned.values())
+            yield Finding(
+                name=THROTTLED,
+                severity="doubt",
+                keys=tuple(warned),
+                evidence={"reasons": ", ".join(reasons)},
+                threshold=_HELD_BACK,
+                way_out="let the device cool or raise its power limit, then time again; launch "
+                "times of the host stand, device times do not",
+                rank=rank.rank,
+            )
+
+
+def noisy_timing(run: RunRecord) -> Iterator[Finding]:
+    """Finds keys whose launch times scatter, all in one finding."""
+    for rank in run.ranks:
+        warned = _warned(rank, "noisy")
+        if warned:
+            noises = [
+                stats.launch.noise
+                for graph in rank.graphs
+                for stats in (graph.eager, graph.replay)
+                if graph.label in warned and stats is not None and stats.launch.noise is not None
+            ]
+            yield Finding(
+                name=NOISY,
+                severity="info",
+                keys=tuple(warned),
+                evidence={
+                    "largest_noise": max(noises, default=None),
+                    "wanted": run.config.measure.relative_noise,
+                },
+                threshold=_WIDE,
+                way_out="compare only what one run measured; a quiet host, or more samples "
+                "(measure.max_samples, measure.max_seconds_per_key), narrows it",
+                rank=rank.rank,
+            )
+
+
+LAUNCH_CHECKS: Mapping[str, Check] = {
+    EVENT_RECORD_NODES: event_record_nodes,
+    PEER_COPIES: peer_copies,
+    LAUNCH_UNEXPLAINED: launch_unexplained,
+    THROTTLED: throttled_clocks,
+    NOISY: noisy_timing,
+}
+
+
+def term_ns(term: LaunchTerm, nodes: int) -> float:
+    """Returns what so many nodes of a kind add to a launch, along the term's curve if it has one.
+
+    Between its points the curve is straight; beyond the last one each node costs `ns_per_node`.
+    """
+    if not term.curve:
+        return term.ns_per_node.value * nodes
+    points = [(0, 0.0), *sorted((point.nodes, point.ns.value) for point in term.curve)]
+    for (before, low), (after, high) in itertools.pairwise(points):
+        if nodes <= after:
+            return low + (high - low) * (nodes - before) / max(after - before, 1)
+    last, highest = points[-1]
+    return highest + term.ns_per_node.value * (nodes - last)
+
+
+def _predicted_ns(rank: RankRecord, kind: NodeKind, nodes: int) -> int | None:
+    model = rank.launch_model
+    terms = () if model is None else model.terms
+    return next((round(term_ns(term, nodes)) for term in terms if term.kind == kind), None)
+
+
+def _cost_of_events(rank: RankRecord, label: str, count: int) -> dict[str, Plain]:
+    """Of the graph that holds most: what the model says of them, and the launch as measured."""
+    found: dict[str, Plain] = {}
+    predicted, cost = _predicted_ns(rank, _EVENT_RECORD, count), rank.replay_costs.get(label)
+    if predicted is not None:
+        found["predicted_of_them_ns"] = predicted
+    if cost is not None:
+        found["launch_measured_ns"] = cost.idle.median_ns
+    return found
+
+
+def _bytes_of_nodes(rank: RankRecord, count: int) -> dict[str, Plain]:
+    model = rank.node_model
+    if model is None:
+        return {}
+    return {"estimated_bytes": round(model.per_node_bytes.value * count)}
+
+
+def _error(cost: ReplayCost) -> float | None:
+    measured = cost.idle.median_ns
+    if cost.predicted is None or not measured:
+        return None
+    return cost.predicted.value / measured - 1
+
+
+def _warned(rank: RankRecord, kind: str) -> dict[str, str]:
+    return {
+        graph.label: text
+        for graph in rank.graphs
+        for text in graph.warnings
+        if text.partition(":")[0] == kind
+    }

@@ -1,0 +1,118 @@
+"""What timing a step costs against a bare loop of replays, and whether p50 repeats.
+
+    python -m tests.benchmarks.recording --model qwen3-30b-a3b --sizes 1,64 --processes 5
+
+Both loops run in one process and take turns, block by block; each process also prints the p50 of
+its replay launches. A p50 that moves by more than the bound over the processes is inconclusive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+
+from cgprof.config.load import load_run
+from cgprof.engine.worker import Engine
+from cgprof.graphs.cuda import gc_paused
+from cgprof.graphs.plan_record import resolve_plan
+from cgprof.measure.clock import clock_for
+from cgprof.measure.launch import sample_steps
+from cgprof.measure.stopping import CountRule
+from cgprof.stats.ratio import ratio_of_medians
+
+BLOCKS, STEPS = 24, 12
+MOST_OVERHEAD, MOST_SPREAD = 0.01, 0.03
+
+
+def measure(model_name: str, sizes: str) -> list[dict[str, object]]:
+    settings = {
+        "capture": {"policy": "FULL_DECODE_ONLY", "sizes": [int(size) for size in sizes.split(",")]}
+    }
+    run, model = load_run(None, model_name, settings)
+    _, plan = resolve_plan(run, model)
+    engine = Engine(run, model, plan)
+    try:
+        with torch.inference_mode(), engine.active():
+            for key in plan.keys:
+                engine.capture(key, lambda _: None)
+            return [measure_key(engine, key) for key in engine.graphs.keys]
+    finally:
+        engine.close()
+
+
+def measure_key(engine: Engine, key) -> dict[str, object]:
+    runner, clock = engine.runner, clock_for(engine.device)
+    step, decision = engine.live_step(key), engine.decision_for(key)
+
+    def bare() -> None:
+        for _ in range(STEPS):
+            runner.decide(step, runner.share(step))
+            prepared = runner.prepare(step, decision)
+            runner.finish(prepared, runner.launch(prepared)).wait()
+
+    launches: list[int] = []
+
+    def recorded() -> None:
+        samples = sample_steps(runner, step, clock, CountRule(STEPS), decision=decision)
+        launches.extend(samples.launch_ns.tolist())
+
+    blocks: dict[str, list[int]] = {"bare": [], "recorded": []}
+    loops = {"bare": bare, "recorded": recorded}
+    for index in range(BLOCKS + 1):
+        for name in ("bare", "recorded") if index % 2 else ("recorded", "bare"):
+            with gc_paused():
+                clock.synchronize()
+                start = time.perf_counter_ns()
+                loops[name]()
+                if index:
+                    blocks[name].append(time.perf_counter_ns() - start)
+    ratio = ratio_of_medians(np.array(blocks["recorded"]), np.array(blocks["bare"]), seed=0)
+    return {
+        "key": str(key),
+        "step_ns": int(np.median(blocks["bare"])) // STEPS,
+        "recorded_over_bare": ratio,
+        "launch_p50_ns": int(np.median(launches[STEPS:])),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny-moe")
+    parser.add_argument("--sizes", default="1,8")
+    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--one", action="store_true", help="this process alone, as JSON")
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.model, given.sizes)))
+        return 0
+    command = [sys.executable, "-m", "tests.benchmarks.recording", "--one"]
+    command += ["--model", given.model, "--sizes", given.sizes]
+    runs = []
+    for _ in range(given.processes):
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    for rows in zip(*runs, strict=True):
+        report(rows)
+    return 0
+
+
+def report(rows) -> None:
+    launches = [row["launch_p50_ns"] for row in rows]
+    spread = max(launches) / min(launches) - 1
+    repeats = "repeats" if spread <= MOST_SPREAD else "inconclusive"
+    ratios = ", ".join("{:.4f} [{:.4f}, {:.4f}]".format(*row["recorded_over_bare"]) for row in rows)
+    medians = [row["recorded_over_bare"][0] for row in rows]
+    within = "within" if np.median(medians) <= 1 + MOST_OVERHEAD else "above"
+    print(f"{rows[0]['key']}: step {rows[0]['step_ns'] / 1e6:.2f} ms")
+    print(f"  recorded over bare, a process each: {ratios}: {within} {MOST_OVERHEAD:.0%}")
+    print(f"  launch p50 {launches} ns: spread {spread:.1%}, {repeats} (bound {MOST_SPREAD:.0%})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
