@@ -36,6 +36,7 @@ def generate(
     cudagraph_capture_sizes: options.CaptureSizes = None,
     max_cudagraph_capture_size: options.MaxCaptureSize = None,
     strict: options.Strict = None,
+    max_graph_memory: options.MaxGraphMemory = None,
     dbo: options.Dbo = None,
     ubatch_size: options.UbatchSize = None,
     dbo_decode_token_threshold: options.DecodeThreshold = None,

@@ -67,16 +67,16 @@ class GraphEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEstimate:
-    """All graphs of a plan: nodes of each, the pool once. Twins are what they add."""
+    """All graphs of a plan: nodes of each, the pool once. Twins are what they add, if any."""
 
     plain_bytes: int
-    twin_bytes: int
+    twin_bytes: int | None
     error_share: float | None
 
     @property
     def total_bytes(self) -> int:
         """Plain keys and twins."""
-        return self.plain_bytes + self.twin_bytes
+        return self.plain_bytes + (self.twin_bytes or 0)
 
 
 def estimate_graph_memory(model: ModelConfig, run: RunConfig, key: GraphKey) -> GraphEstimate:
@@ -99,7 +99,7 @@ def estimate_plan(model: ModelConfig, run: RunConfig, keys: Sequence[GraphKey]) 
     )
     return PlanEstimate(
         plain_bytes=plain_bytes,
-        twin_bytes=whole_bytes - plain_bytes,
+        twin_bytes=whole_bytes - plain_bytes if len(plain) < len(keys) else None,
         error_share=error_share(run),
     )
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cgprof.errors import DeviceError
+from cgprof.measure.alone_keys import choose_keys
 from cgprof.measure.clock import Clock
 from cgprof.measure.contents import read_contents
 from cgprof.measure.launch_prediction import with_predictions
 from cgprof.measure.progress import Progress
-from cgprof.measure.replay_cost import replay_costs
+from cgprof.measure.replay_cost import ready_graph, replay_costs
+from cgprof.measure.synthetic import OwnGraph, OwnLaunches, measure_launch_model
 from cgprof.measure.traced import traced_launches, with_traced
 from cgprof.record.contents import GraphContents
 from cgprof.record.cost import LaunchModel, ReplayCost
@@ -25,6 +28,9 @@ from cgprof.record.samples import SampleSink
 
 if TYPE_CHECKING:
     from cgprof.engine.worker import Engine
+
+
+_BESIDE_MODEL = 8  # graphs of the run that take turns with the synthetic ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +61,20 @@ def look_inside(
     if config.replay_samples:
         progress.stage("replay call alone", sum(record.failure is None for record in records))
         costs = replay_costs(engine, records, clock, sink, lambda key: progress.step(str(key)))
-    model, notes = None, []
+    modelled, notes = None, []
     if on_device and config.launch_model:
         progress.say("launch model from synthetic graphs")
-        model, problem = _launch_model(engine)
+        modelled, problem = _launch_model(engine)
         notes += [problem] if problem else []
     contents, nodes = read_contents(engine, records)
-    if model is not None:
-        costs = with_predictions(model, costs, records, contents)
+    model = None
+    if modelled is not None:
+        model, own = modelled
+        for label, found in own.items():
+            if label in costs:
+                costs[label] = costs[label].model_copy(update={"beside": found.stats})
+        waits_ns = {label: found.waited_ns for label, found in own.items()}
+        costs = with_predictions(model, costs, records, contents, waits_ns)
     if on_device and config.trace_launches and costs:
         progress.say("launches under CUPTI")
         costs = with_traced(costs, traced_launches(engine, records))
@@ -75,10 +87,21 @@ def look_inside(
     )
 
 
-def _launch_model(engine: Engine) -> tuple[LaunchModel | None, str]:
-    from cgprof.measure.synthetic import measure_launch_model
-
+def _launch_model(
+    engine: Engine,
+) -> tuple[tuple[LaunchModel, dict[str, OwnLaunches]] | None, str]:
+    """The model, with some of the run's graphs timed beside it, or why there is none."""
+    # Ranks would have to replay equally often; each of them stops by its own clock.
+    keys = () if engine.runner.has_peers else choose_keys(engine.graphs.keys, _BESIDE_MODEL)
+    own = [
+        OwnGraph(
+            label=str(key),
+            recording=engine.graphs.captured[key].recording,
+            prepare=partial(ready_graph, engine, key),
+        )
+        for key in keys
+    ]
     try:
-        return measure_launch_model(engine.device, engine.config.seed), ""
+        return measure_launch_model(engine.device, engine.config.seed, own), ""
     except DeviceError as error:
         return None, f"no launch model: {error}"

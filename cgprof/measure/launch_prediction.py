@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from types import MappingProxyType
 
 from cgprof.record.contents import GraphContents
-from cgprof.record.cost import LaunchModel, LaunchTerm, ReplayCost
+from cgprof.record.cost import LaunchModel, ReplayCost, between
 from cgprof.record.graph import GraphRecord
 from cgprof.record.worth import Estimate
 from cgprof.units import format_ns
@@ -64,7 +63,7 @@ def predict(
     parts = {BASE: model.base_ns}
     for kind, count in counts.items():
         if kind in known:
-            parts[kind] = _of_nodes(known[kind], count)
+            parts[kind] = known[kind].of(count)
     total = sum(count for kind, count in nodes.items() if kind != "fork")
     parts[WAITED] = _of_wait(model, total, waited_ns)
     return Prediction(
@@ -91,11 +90,12 @@ def with_predictions(
     costs: Mapping[str, ReplayCost],
     records: Sequence[GraphRecord],
     contents: Mapping[str, GraphContents],
+    waits_ns: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, ReplayCost]:
     """Returns the costs with what the model makes of their graphs; keys are labels.
 
-    The wait is a replay's time on the device, for which the host waited before each launch. A
-    label without a graph keeps its cost as it is.
+    A wait that is not in `waits_ns` is a replay's time on the device, for which the host waited
+    before each launch. A label without a graph keeps its cost as it is.
     """
     by_label = {record.label: record for record in records if record.failure is None}
     done = {}
@@ -104,7 +104,9 @@ def with_predictions(
         if record is None or not record.nodes:
             done[label] = cost
             continue
-        found = predict(model, record.nodes, contents.get(label), _wait_ns(record))
+        found = predict(
+            model, record.nodes, contents.get(label), waits_ns.get(label) or _wait_ns(record)
+        )
         done[label] = cost.model_copy(
             update={"predicted": found.ns, "dominated_by": _in_words(found)}
         )
@@ -141,46 +143,15 @@ def _counts(nodes: Mapping[str, int], contents: GraphContents | None) -> dict[st
     return {kind: count for kind, count in counts.items() if count}
 
 
-def _of_nodes(term: LaunchTerm, count: int) -> Estimate:
-    """By interpolation in a curve, beyond its end along its last slope."""
-    if not term.curve:
-        return _times(term.ns_per_node, count)
-    knots = [0, *(point.nodes for point in term.curve)]
-    inside = _between(knots, [point.ns for point in term.curve], count)
-    beyond = _times(term.ns_per_node, max(0, count - knots[-1]))
-    return Estimate(
-        value=inside.value + beyond.value,
-        low=inside.low + beyond.low,
-        high=inside.high + beyond.high,
-    )
-
-
 def _of_wait(model: LaunchModel, nodes: int, waited_ns: int) -> Estimate:
     knots = [0, *(term.waited_ns for term in model.waited)]
-    once = _between(knots, [term.ns for term in model.waited], waited_ns)
-    each = _between(knots, [term.ns_per_node for term in model.waited], waited_ns)
+    once = between(knots, [term.ns for term in model.waited], waited_ns)
+    each = between(knots, [term.ns_per_node for term in model.waited], waited_ns)
     return Estimate(
         value=once.value + each.value * nodes,
         low=once.low + each.low * nodes,
         high=once.high + each.high * nodes,
     )
-
-
-def _between(knots: Sequence[int], heights: Sequence[Estimate], where: int) -> Estimate:
-    """Linear between knots, zero at the first; the last height holds beyond."""
-
-    def at(values: Sequence[float]) -> float:
-        return float(np.interp(where, knots, [0.0, *values]))
-
-    return Estimate(
-        value=at([height.value for height in heights]),
-        low=at([height.low for height in heights]),
-        high=at([height.high for height in heights]),
-    )
-
-
-def _times(slope: Estimate, count: int) -> Estimate:
-    return Estimate(value=slope.value * count, low=slope.low * count, high=slope.high * count)
 
 
 def _together(parts: Sequence[Estimate], scatter: float) -> Estimate:

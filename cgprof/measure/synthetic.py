@@ -1,28 +1,34 @@
 """Times the launches of synthetic graphs, and fits the launch model to them. CUDA only.
 
-Run it after all that reads memory: the driver keeps what the graphs took for later ones.
+A run's own graphs take turns with them: hosts change their pace from second to second, so that only
+what was timed together can be compared. Run it after all that reads memory: the driver keeps what
+the graphs took for later ones.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from cgprof.errors import DeviceError
 from cgprof.graphs.cuda import CudaRecording, gc_paused
+from cgprof.graphs.recorder import Recording
 from cgprof.measure.clock import CudaClock
 from cgprof.measure.launch_model import fit
+from cgprof.measure.samples import launch_stats
 from cgprof.measure.synthetic_graphs import GraphBuilder, graph_builder
 from cgprof.measure.synthetic_layout import Spec, specs
 from cgprof.record.cost import LaunchModel, LaunchPoint, NodeKind
-from cgprof.stats.quantiles import interquartile_range, median
+from cgprof.record.graph import LaunchStats
+from cgprof.stats.quantiles import median
 from cgprof.units import format_ns
 
-_BUDGET_NS = 12_000_000_000  # building and timing; what is not timed by then is left out
+_BUDGET_NS = 20_000_000_000  # building and timing; what is not timed by then is left out
 _PASSES = 3  # over all graphs, so that a burst of noise spoils a part of each series only
 _PASS_NS = 120_000_000  # of one graph in one pass, unless that leaves too few launches
 _LEAST_LAUNCHES, _MOST_LAUNCHES, _WARMUP_LAUNCHES = 10, 20, 2  # in one pass
@@ -30,24 +36,54 @@ _DEAR_NS = 20_000_000  # a series stops growing when one launch takes so long
 _CALIBRATION_CYCLES = 10_000_000
 
 
-def measure_launch_model(device: torch.device, seed: int) -> LaunchModel:
-    """Returns the launch model of a device, fitted to synthetic graphs; takes about ten seconds.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnGraph:
+    """A graph of the run; `prepare` writes inputs on which replaying it is valid."""
 
-    The device must be idle. A second device that can be reached is used for copies to a peer.
+    label: str
+    recording: Recording
+    prepare: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLaunches:
+    """Launches of a graph of the run, and how long the host waited before each (median)."""
+
+    stats: LaunchStats
+    waited_ns: int
+
+
+def measure_launch_model(
+    device: torch.device, seed: int, own: Sequence[OwnGraph] = ()
+) -> tuple[LaunchModel, dict[str, OwnLaunches]]:
+    """Returns the launch model of a device, and the launches of the run's own graphs by label.
+
+    Takes ten to twenty seconds. The device must be idle. A second device that can be reached is
+    used for copies to a peer.
 
     Raises:
         DeviceError: A graph is not what was asked for, a call failed, or too little was measured.
     """
     with graph_builder(device) as builder:
-        points, notes = time_graphs(builder, specs(with_peer=builder.has_peer))
-        notes = (*builder.notes, *notes)
-    return fit(points, seed).model_copy(update={"notes": notes, "process_id": os.getpid()})
+        timed = time_graphs(builder, specs(with_peer=builder.has_peer), own)
+        notes = (*builder.notes, *timed.notes)
+    model = fit(timed.points, seed).model_copy(update={"notes": notes, "process_id": os.getpid()})
+    return model, timed.own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedGraphs:
+    """Synthetic graphs as points, the run's own by label, and what was left out and why."""
+
+    points: tuple[LaunchPoint, ...]
+    own: dict[str, OwnLaunches]
+    notes: tuple[str, ...]
 
 
 def time_graphs(
-    builder: GraphBuilder, wanted: Sequence[Spec]
-) -> tuple[tuple[LaunchPoint, ...], tuple[str, ...]]:
-    """Returns the launch times of graphs, and what was left out and why.
+    builder: GraphBuilder, wanted: Sequence[Spec], own: Sequence[OwnGraph] = ()
+) -> TimedGraphs:
+    """Returns the launch times of graphs that take turns.
 
     Each launch is a `replay` call after the host has waited until the device is idle.
 
@@ -59,15 +95,22 @@ def time_graphs(
     with gc_paused():
         cycles_per_ns = _cycles_per_ns(clock)
         series, notes = _build(builder, wanted, clock, cycles_per_ns, deadline_ns)
+        own_series = {one.label: _Series(one.recording, clock, 0, one.prepare) for one in own}
+        for one in own_series.values():
+            one.probe()
         for _ in range(_PASSES):
-            for one in series:
+            for one in (*(one for _, one in series), *own_series.values()):
                 if clock.read_ns() < deadline_ns:
                     one.run_pass()
         clock.synchronize()
-    points = tuple(one.point() for one in series if one.has_samples)
-    late = [_named(one.spec) for one in series if not one.has_samples]
+    late = [_named(spec) for spec, one in series if not one.has_samples]
+    late += [label for label, one in own_series.items() if not one.has_samples]
     notes += [f"left out, the time was up: {', '.join(late)}"] if late else []
-    return points, tuple(notes)
+    return TimedGraphs(
+        points=tuple(_point(spec, one) for spec, one in series if one.has_samples),
+        own={label: one.launches() for label, one in own_series.items() if one.has_samples},
+        notes=tuple(notes),
+    )
 
 
 def _build(
@@ -76,7 +119,7 @@ def _build(
     clock: CudaClock,
     cycles_per_ns: float,
     deadline_ns: int,
-) -> tuple[list[_Series], list[str]]:
+) -> tuple[list[tuple[Spec, _Series]], list[str]]:
     """Builds each graph once and launches each series once; one kind stops where it is too dear."""
     graphs: dict[tuple[tuple[NodeKind, int], ...], CudaRecording] = {}
     dear: dict[NodeKind, int] = {}
@@ -92,8 +135,8 @@ def _build(
         key = tuple(sorted(spec.counts.items()))
         if key not in graphs:
             graphs[key] = builder.build(spec)
-        one = _Series(spec, graphs[key], clock, round(spec.busy_ns * cycles_per_ns))
-        series.append(one)
+        one = _Series(graphs[key], clock, round(spec.busy_ns * cycles_per_ns))
+        series.append((spec, one))
         launch_ns = one.probe()
         if launch_ns > _DEAR_NS:
             dear[spec.kind] = launch_ns
@@ -104,10 +147,14 @@ class _Series:
     """The launches of one graph, and how long the host waited before each."""
 
     def __init__(
-        self, spec: Spec, recording: CudaRecording, clock: CudaClock, busy_cycles: int
+        self,
+        recording: Recording,
+        clock: CudaClock,
+        busy_cycles: int,
+        prepare: Callable[[], object] = lambda: None,
     ) -> None:
-        self.spec = spec
         self._recording = recording
+        self._prepare = prepare
         self._clock = clock
         self._busy_cycles = busy_cycles
         self._launches, self._waits = array("q"), array("q")
@@ -120,6 +167,7 @@ class _Series:
 
     def probe(self) -> int:
         """Returns the second launch's time, and settles how many fit into a pass."""
+        self._prepare()
         self._launch()
         waited_ns, launch_ns = self._launch()
         fitting = _PASS_NS // max(waited_ns + launch_ns, 1)
@@ -128,6 +176,7 @@ class _Series:
 
     def run_pass(self) -> None:
         """Times some launches, after a few that are thrown away."""
+        self._prepare()
         for _ in range(_WARMUP_LAUNCHES):
             self._launch()
         for _ in range(self._launches_a_pass):
@@ -135,15 +184,10 @@ class _Series:
             self._waits.append(waited_ns)
             self._launches.append(launch_ns)
 
-    def point(self) -> LaunchPoint:
+    def launches(self) -> OwnLaunches:
         """Returns the summary of all passes."""
-        launches = np.array(self._launches, np.int64)
-        return LaunchPoint(
-            kind=self.spec.kind,
-            counts=self.spec.in_graph,
-            median_ns=median(launches),
-            iqr_ns=interquartile_range(launches),
-            count=launches.size,
+        return OwnLaunches(
+            stats=launch_stats(np.array(self._launches, np.int64), "count"),
             waited_ns=median(np.array(self._waits, np.int64)),
         )
 
@@ -157,6 +201,18 @@ class _Series:
         idle_ns = clock.read_ns()
         replay()
         return idle_ns - begun_ns, clock.read_ns() - idle_ns
+
+
+def _point(spec: Spec, series: _Series) -> LaunchPoint:
+    found = series.launches()
+    return LaunchPoint(
+        kind=spec.kind,
+        counts=spec.in_graph,
+        median_ns=found.stats.median_ns,
+        iqr_ns=found.stats.iqr_ns,
+        count=found.stats.count,
+        waited_ns=found.waited_ns,
+    )
 
 
 def _cycles_per_ns(clock: CudaClock) -> float:

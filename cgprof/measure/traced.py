@@ -1,11 +1,15 @@
 """A labelled pass over all graphs under CUPTI: what cudaGraphLaunch takes, seen from outside.
 
-Run it after all timing.
+Our clock runs around the same calls, so that the two can be compared. Run it after all timing:
+with CUPTI attached a launch takes longer by each node, and the process keeps that when it is gone.
 """
 
 from __future__ import annotations
 
+import time
+from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,10 +28,18 @@ TRACED_REPLAYS = 10
 _NO_DEVICE = "a CPU run launches no CUDA graph"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedLaunches:
+    """The same launches by CUPTI's records and by our clock."""
+
+    interval: LaunchStats
+    wall: LaunchStats
+
+
 def traced_launches(
     engine: Engine, records: Sequence[GraphRecord], samples: int = TRACED_REPLAYS
-) -> dict[str, LaunchStats] | str:
-    """Returns by label the host intervals of cudaGraphLaunch, device idle before; or why not.
+) -> dict[str, TracedLaunches] | str:
+    """Returns by label the launches under CUPTI, device idle before; or why there are none.
 
     One more replay a key comes first and is thrown away. Ranks call it together.
 
@@ -37,6 +49,7 @@ def traced_launches(
     if engine.recorder.kind != "cuda":
         return _NO_DEVICE
     ready = [record for record in records if record.failure is None]
+    wall_ns = array("q")
     with graph_launches() as trace:
         # Another rank may well have CUPTI, and its replays need this rank's.
         if trace.problem and not engine.runner.has_peers:
@@ -46,36 +59,48 @@ def traced_launches(
                 graph = ready_graph(engine, record.key)
                 for _ in range(samples + 1):
                     engine.synchronize()
+                    begun_ns = time.perf_counter_ns()
                     engine.graphs.replay(graph)
+                    wall_ns.append(time.perf_counter_ns() - begun_ns)
                 engine.synchronize()
     if trace.problem:
         return trace.problem
-    return by_label([record.label for record in ready], trace.intervals, samples)
+    return by_label([record.label for record in ready], trace.intervals, wall_ns, samples)
 
 
 def by_label(
-    labels: Sequence[str], intervals: Sequence[Interval], samples: int
-) -> dict[str, LaunchStats] | str:
+    labels: Sequence[str], intervals: Sequence[Interval], wall_ns: Sequence[int], samples: int
+) -> dict[str, TracedLaunches] | str:
     """Returns each label's launches, `samples` + 1 in a row of which the first does not count."""
     each = samples + 1
     if len(intervals) != each * len(labels):
         return f"CUPTI recorded {len(intervals)} of {each * len(labels)} launches"
-    times = np.array([end - begin for begin, end in intervals], np.int64)
+    inside = np.array([end - begin for begin, end in intervals], np.int64)
+    around = np.array(wall_ns, np.int64)
+    series = (times.reshape(len(labels), each)[:, 1:] for times in (inside, around))
     return {
-        label: launch_stats(series[1:], "count")
-        for label, series in zip(labels, times.reshape(len(labels), each), strict=True)
+        label: TracedLaunches(
+            interval=launch_stats(interval, "count"), wall=launch_stats(wall, "count")
+        )
+        for label, interval, wall in zip(labels, *series, strict=True)
     }
 
 
 def with_traced(
-    costs: Mapping[str, ReplayCost], traced: Mapping[str, LaunchStats] | str
+    costs: Mapping[str, ReplayCost], traced: Mapping[str, TracedLaunches] | str
 ) -> dict[str, ReplayCost]:
     """Returns the costs with what the pass saw of each key, or why there is nothing."""
     if isinstance(traced, str):
         return {
             label: cost.model_copy(update={"traced_note": traced}) for label, cost in costs.items()
         }
-    return {
-        label: cost.model_copy(update={"traced": traced.get(label), "traced_note": ""})
-        for label, cost in costs.items()
-    }
+    done = {}
+    for label, cost in costs.items():
+        found = traced.get(label)
+        update = {
+            "traced": found.interval if found else None,
+            "traced_wall": found.wall if found else None,
+            "traced_note": "",
+        }
+        done[label] = cost.model_copy(update=update)
+    return done

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
+
+import numpy as np
 
 from cgprof.record.graph import LaunchStats
 from cgprof.record.strict import NonNegative, Record
@@ -19,9 +22,11 @@ class ReplayCost(Record):
     busy: LaunchStats | None = None  # one replay was enqueued just before
     busy_cpu: LaunchStats | None = None
     busy_note: str = ""  # why there is none
+    beside: LaunchStats | None = None  # idle, taking turns with the synthetic graphs of the model
     traced: LaunchStats | None = None  # host interval of cudaGraphLaunch as CUPTI saw it
+    traced_wall: LaunchStats | None = None  # our clock around the same calls
     traced_note: str = ""  # why there is none
-    predicted: Estimate | None = None  # of idle, in ns, by the launch model
+    predicted: Estimate | None = None  # of beside, else of idle, in ns, by the launch model
     dominated_by: str = ""  # the largest term, in words
     process_id: NonNegative | None = None
 
@@ -54,8 +59,19 @@ class LaunchTerm(Record):
 
     kind: NodeKind
     ns_per_node: Estimate
-    curve: tuple[CurvePoint, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()  # by rising nodes
     points: NonNegative = 0  # graphs that hold the kind
+
+    def of(self, count: int) -> Estimate:
+        """Returns what so many nodes add to a launch, in ns: along the curve if there is one."""
+        knots = [0, *(point.nodes for point in self.curve)]
+        inside = between(knots, [point.ns for point in self.curve], count)
+        beyond = max(0, count - knots[-1])
+        return Estimate(
+            value=inside.value + self.ns_per_node.value * beyond,
+            low=inside.low + self.ns_per_node.low * beyond,
+            high=inside.high + self.ns_per_node.high * beyond,
+        )
 
 
 class WaitedTerm(Record):
@@ -78,3 +94,16 @@ class LaunchModel(Record):
     largest_error: float | None = None  # of the fit, relative, over its own points
     notes: tuple[str, ...] = ()
     process_id: NonNegative | None = None
+
+
+def between(knots: Sequence[int], heights: Sequence[Estimate], where: int) -> Estimate:
+    """Returns a height, linear between rising knots, zero at the first, level beyond the last."""
+
+    def at(values: Sequence[float]) -> float:
+        return float(np.interp(where, knots, [0.0, *values]))
+
+    return Estimate(
+        value=at([height.value for height in heights]),
+        low=at([height.low for height in heights]),
+        high=at([height.high for height in heights]),
+    )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 
-from cgprof.record.cost import LaunchTerm, NodeKind, ReplayCost
+from cgprof.record.cost import NodeKind, ReplayCost
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.finding import Check, Finding
 from cgprof.report.layout import Plain
@@ -13,15 +12,18 @@ from cgprof.report.layout import Plain
 EVENT_RECORD_NODES = "event-record-nodes"
 PEER_COPIES = "peer-copies"
 LAUNCH_UNEXPLAINED = "launch-unexplained"
+TRACING_INFLATES = "tracing-inflates"
 THROTTLED = "throttled-clocks"
 NOISY = "noisy-timing"
 
 MOST_ERROR = 0.3  # of a predicted launch, relative to the measured one
+MOST_INFLATION = 3.0  # of a launch under CUPTI, over one in a process that never had it
 
 _EVENT_RECORD: NodeKind = "event-record"
 _EVENTS = "a graph holds an event-record node"
 _PEER = "a graph holds a copy between devices that the driver makes, about 1 us each"
 _ERROR = f"the launch model is more than {MOST_ERROR:.0%} off the measured launch"
+_INFLATED = f"a launch takes more than {MOST_INFLATION:g} times as long with CUPTI attached"
 _HELD_BACK = "NVML said that the clocks were held back while a key was timed"
 _WIDE = "quartiles of launch are as far apart as measure.relative_noise, or samples too few"
 _MIXING_OFF = "leave out --nccl-graph-mixing, which sets NCCL_GRAPH_MIXING_SUPPORT=0"
@@ -100,13 +102,44 @@ def launch_unexplained(run: RunRecord) -> Iterator[Finding]:
                 keys=tuple(errors),
                 evidence={
                     "worst": worst,
-                    "measured_ns": cost.idle.median_ns,
+                    "measured_ns": cost.beside.median_ns if cost.beside else None,
                     "predicted_ns": round(cost.predicted.value) if cost.predicted else None,
                     "error": errors[worst],
                 },
                 threshold=_ERROR,
                 way_out="look for a kind of node that the model lacks (cgprof nodes RUN KEY), or a "
                 "busy host: the time may be the host's and not the graph's",
+                rank=rank.rank,
+            )
+
+
+def tracing_inflates(run: RunRecord) -> Iterator[Finding]:
+    """Finds launches that take far longer while a tracing library is attached."""
+    for rank in run.ranks:
+        times = {
+            label: cost.traced.median_ns / cost.idle.median_ns
+            for label, cost in rank.replay_costs.items()
+            if cost.traced is not None and cost.idle.median_ns
+        }
+        dear = {label: share for label, share in times.items() if share > MOST_INFLATION}
+        if dear:
+            worst = max(dear, key=lambda label: dear[label])
+            cost = rank.replay_costs[worst]
+            yield Finding(
+                name=TRACING_INFLATES,
+                severity="info",
+                keys=tuple(dear),
+                evidence={
+                    "worst": worst,
+                    "untraced_ns": cost.idle.median_ns,
+                    "traced_ns": cost.traced.median_ns if cost.traced else None,
+                    "our_clock_meanwhile_ns": (
+                        cost.traced_wall.median_ns if cost.traced_wall else None
+                    ),
+                },
+                threshold=_INFLATED,
+                way_out="take launch times from a process in which no profiler ever ran: CUPTI "
+                "costs every node of a launch, and goes on to do so once it is detached",
                 rank=rank.rank,
             )
 
@@ -159,30 +192,16 @@ LAUNCH_CHECKS: Mapping[str, Check] = {
     EVENT_RECORD_NODES: event_record_nodes,
     PEER_COPIES: peer_copies,
     LAUNCH_UNEXPLAINED: launch_unexplained,
+    TRACING_INFLATES: tracing_inflates,
     THROTTLED: throttled_clocks,
     NOISY: noisy_timing,
 }
 
 
-def term_ns(term: LaunchTerm, nodes: int) -> float:
-    """Returns what so many nodes of a kind add to a launch, along the term's curve if it has one.
-
-    Between its points the curve is straight; beyond the last one each node costs `ns_per_node`.
-    """
-    if not term.curve:
-        return term.ns_per_node.value * nodes
-    points = [(0, 0.0), *sorted((point.nodes, point.ns.value) for point in term.curve)]
-    for (before, low), (after, high) in itertools.pairwise(points):
-        if nodes <= after:
-            return low + (high - low) * (nodes - before) / max(after - before, 1)
-    last, highest = points[-1]
-    return highest + term.ns_per_node.value * (nodes - last)
-
-
 def _predicted_ns(rank: RankRecord, kind: NodeKind, nodes: int) -> int | None:
     model = rank.launch_model
     terms = () if model is None else model.terms
-    return next((round(term_ns(term, nodes)) for term in terms if term.kind == kind), None)
+    return next((round(term.of(nodes).value) for term in terms if term.kind == kind), None)
 
 
 def _cost_of_events(rank: RankRecord, label: str, count: int) -> dict[str, Plain]:
@@ -204,10 +223,9 @@ def _bytes_of_nodes(rank: RankRecord, count: int) -> dict[str, Plain]:
 
 
 def _error(cost: ReplayCost) -> float | None:
-    measured = cost.idle.median_ns
-    if cost.predicted is None or not measured:
+    if cost.predicted is None or cost.beside is None or not cost.beside.median_ns:
         return None
-    return cost.predicted.value / measured - 1
+    return cost.predicted.value / cost.beside.median_ns - 1
 
 
 def _warned(rank: RankRecord, kind: str) -> dict[str, str]:

@@ -44,7 +44,7 @@ class EstimateRow:
 def plan_estimate_line(estimate: PlanEstimate) -> str:
     """Returns what a plan's graphs are estimated to take, and how sure that is."""
     size = f"{_size(estimate.plain_bytes)} plain"
-    if estimate.twin_bytes:
+    if estimate.twin_bytes is not None:
         size += f" + {_size(estimate.twin_bytes)} twins"
     return f"estimate of graph memory: {size} ({_surety(estimate.error_share)}; not measured)"
 
@@ -121,11 +121,11 @@ def _rank_rows(record: RunRecord, rank: RankRecord) -> Iterator[EstimateRow]:
     estimate = estimate_plan(record.model, record.config, keys)
     plain, twins, measured_by = _measured(totals)
     parts = [("plain", estimate.plain_bytes, plain)]
-    if any(key.is_twin for key in keys):
-        parts.append(("twins", estimate.twin_bytes, twins))
-        parts.append(("all", estimate.total_bytes, plain + twins))
+    if estimate.twin_bytes is None:
+        twins = 0
     else:
-        parts.append(("all", estimate.plain_bytes, plain))
+        parts.append(("twins", estimate.twin_bytes, twins))
+    parts.append(("all", estimate.total_bytes, plain + twins))
     for part, estimated, measured in parts:
         yield EstimateRow(
             rank=rank.rank,

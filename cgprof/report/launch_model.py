@@ -22,6 +22,7 @@ _MODEL_COLUMNS = {
 _FIT_COLUMNS = {
     "key": "key",
     "measured_ns": "measured",
+    "measured_iqr_ns": "IQR",
     "predicted_ns": "predicted",
     "low_ns": "low",
     "high_ns": "high",
@@ -61,8 +62,11 @@ def launch_fit_table(rank: RankRecord) -> Table:
 
 
 def is_within(cost: ReplayCost) -> bool | None:
-    """Whether the prediction lies near the measured median; None where one is missing."""
-    found = ratio(cost.predicted.value if cost.predicted else None, cost.idle.median_ns)
+    """Whether the prediction lies near the median that was timed beside it; None without one."""
+    found = ratio(
+        cost.predicted.value if cost.predicted else None,
+        cost.beside.median_ns if cost.beside else None,
+    )
     return None if found is None else abs(found - 1) <= MOST_ERROR
 
 
@@ -107,16 +111,17 @@ def _fitted(model: LaunchModel) -> Iterator[str]:
 
 
 def _fit(cost: ReplayCost) -> tuple[Cell, ...] | None:
-    if cost.predicted is None:
+    if cost.predicted is None or cost.beside is None:
         return None
     within = is_within(cost)
     return (
-        cost.idle.median_ns,
+        cost.beside.median_ns,
+        cost.beside.iqr_ns,
         *_cells(cost.predicted),
-        ratio(cost.predicted.value, cost.idle.median_ns),
+        ratio(cost.predicted.value, cost.beside.median_ns),
         None if within is None else ("yes" if within else "no"),
         cost.dominated_by or None,
-        cost.idle.count,
+        cost.beside.count,
     )
 
 
@@ -126,8 +131,9 @@ def _judged(rank: RankRecord) -> Iterator[str]:
     if not known:
         return
     yield (
-        "measured: median host time of the replay call alone, device idle; predicted: an estimate "
-        "by the launch model for its nodes, its forks and the wait for the replay before"
+        "measured: median host time of the replay call alone, device idle, taking turns with the "
+        "synthetic graphs; predicted: an estimate by the launch model for its nodes, its forks and "
+        "the wait for the replay before"
     )
     yield f"within {MOST_ERROR:.0%} of the measured median: {sum(known)} of {len(known)} keys"
     outside = [label for label, verdict in verdicts.items() if verdict is False]

@@ -19,6 +19,7 @@ _SERIES = {
     "hot": "hot",
     "round_robin": "round robin",
     "traced": "traced",
+    "traced_wall": "traced wall",
 }
 _COLUMNS = {
     "key": "key",
@@ -62,6 +63,7 @@ def _row(graph: GraphRecord, cost: ReplayCost) -> tuple[Cell, ...]:
         graph.replay.launch if graph.replay else None,
         graph.round_robin.launch if graph.round_robin else None,
         cost.traced,
+        cost.traced_wall,
     )
     return (
         graph.label,
@@ -99,7 +101,9 @@ def _measured(rank: RankRecord, recorder: Literal["cuda", "tape"]) -> list[str]:
     if any(cost.traced for cost in costs):
         notes.append(
             "traced: host interval of cudaGraphLaunch by CUPTI's runtime API records alone (no "
-            "kernel records), device idle, in a pass of its own after all timing"
+            "kernel records), device idle, in a pass of its own after all timing; attaching CUPTI "
+            "makes a launch dearer by each node, so compare it with traced wall, our clock around "
+            "the same calls, and not with idle"
         )
     if any(cost.predicted for cost in costs):
         notes.append("model: an estimate of idle from synthetic graphs, not a time")

@@ -178,3 +178,8 @@ def test_explained_and_searched_plans_are_trimmed_alike():
     text = plan(*QWEN, "--max-graph-memory", "0.15GiB", "--explain", "--dp-tokens", "97")
     assert "35 plain keys, 7 twins" in text
     assert "decision FULL-128x128q1-mb2 on all ranks" in text
+
+
+def test_twins_that_are_estimated_to_add_nothing_are_named_all_the_same():
+    text = plan("--dbo", "--mode", "full-decode-only", "--max-num-seqs", "48")
+    assert "estimate of graph memory: 4 MiB plain + 0 B twins (+-30 %" in text

@@ -22,6 +22,7 @@ SMALL = (*MODEL, *BOUNDS, "--cudagraph-capture-sizes", "1,2,8")
 TWO = ("capture", "-dp", "2", *SMALL)
 TWINS = ("--dbo", "--twins", "twin-only", "--dbo-decode-token-threshold", "2")
 PROGRESS = (
+    "replay call alone",
     "building ",
     "capture ",
     "captures took",

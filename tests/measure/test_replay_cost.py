@@ -60,7 +60,7 @@ def test_rounds_alternate_the_clocks_and_time_only_the_last_call_of_a_busy_queue
 
 def test_tape_costs_every_captured_key_by_itself_and_has_no_busy_queue():
     sink = SampleSink()
-    with captured_engine(run_of(6, sizes=(2, 4), dbo=True)) as engine:
+    with captured_engine(run_of(5, sizes=(2, 4), dbo=True)) as engine:
         keys, seen = engine.graphs.keys, []
         before = [engine.graphs.captured[key].replays for key in keys]
         failed = failed_graph(keys[0]).model_copy(update={"label": "failed"})
@@ -70,15 +70,15 @@ def test_tape_costs_every_captured_key_by_itself_and_has_no_busy_queue():
     assert any(key.is_twin for key in keys)
     assert list(costs) == [str(key) for key in keys] == [str(key) for key in seen]
     # One round is thrown away; a round is one call by each clock.
-    assert [n - m for n, m in zip(after, before, strict=True)] == [14] * len(keys)
+    assert [n - m for n, m in zip(after, before, strict=True)] == [12] * len(keys)
     for cost in costs.values():
-        assert (cost.idle.count, cost.idle_cpu.count, cost.idle.stopped_by) == (6, 6, "count")
+        assert (cost.idle.count, cost.idle_cpu.count, cost.idle.stopped_by) == (5, 5, "count")
         assert cost.idle.min_ns > 0
         assert (cost.busy, cost.busy_cpu) == (None, None)
         assert "done the work" in cost.busy_note
     rows = sink.table().to_pandas()
     assert set(rows["phase"]) == {"idle"}
-    assert rows.groupby("key").size().tolist() == [6] * len(keys)
+    assert rows.groupby("key").size().tolist() == [5] * len(keys)
     assert rows["launch_cpu_ns"].notna().all()
     first = costs[str(keys[0])]
     of_first = rows[rows["key"] == str(keys[0])]
@@ -114,7 +114,7 @@ def test_second_measurement_replaces_the_samples_of_the_first_and_no_others():
     assert sink.table().to_pandas()["phase"].tolist() == ["hot", "idle", "idle", "idle"]
 
 
-@pytest.mark.parametrize(("read_ns", "count"), [(10_000_000, 33), (900_000_000, 5)])
+@pytest.mark.parametrize(("read_ns", "count"), [(10_000_000, 10), (900_000_000, 5)])
 def test_slow_replays_are_sampled_less_often_but_never_too_rarely(read_ns, count):
     """A round of a tape has three reads of this clock: around it, and two of one call."""
     with captured_engine(run_of(50, sizes=(2,))) as engine:
@@ -179,7 +179,9 @@ def test_replays_of_a_moe_cost_time_on_idle_and_busy_queue_and_cupti_agrees():
         costs = with_traced(costs, traced)
         for cost in costs.values():
             assert cost.traced.count == 10
-            assert 0.3 <= cost.traced.median_ns / cost.idle.median_ns <= 1.5
+            # CUPTI makes launches dearer; the two clocks around one call must agree all the same.
+            assert cost.traced.median_ns <= cost.traced_wall.median_ns
+            assert cost.traced.median_ns >= 0.3 * cost.traced_wall.median_ns
         graph = engine.graphs.captured[engine.graphs.keys[0]]
 
         def once():

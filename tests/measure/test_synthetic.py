@@ -73,7 +73,7 @@ def test_nothing_is_left_in_the_allocator_and_streams_are_as_before(device):
 
 @pytest.mark.gpu
 def test_launch_model_of_this_device_is_whole_and_its_event_curve_grows(device):
-    model = measure_launch_model(device, seed=0)
+    model, _ = measure_launch_model(device, seed=0)
     kinds = {term.kind for term in model.terms}
     assert {"kernel", "memset", "memcpy", "event-wait", "event-record", "fork"} <= kinds
     assert model.base_ns.value > 0
@@ -89,7 +89,7 @@ def test_launch_model_of_this_device_is_whole_and_its_event_curve_grows(device):
 @pytest.mark.gpu
 def test_fitted_model_foretells_graphs_that_it_has_not_seen(device):
     with graph_builder(device) as builder:
-        points, _ = time_graphs(builder, (*specs(with_peer=False), *UNSEEN))
+        points = time_graphs(builder, (*specs(with_peer=False), *UNSEEN)).points
     seen, unseen = points[: -len(UNSEEN)], points[-len(UNSEEN) :]
     assert [dict(point.counts) for point in unseen] == [spec.in_graph for spec in UNSEEN]
     model = fit(seen, seed=0)
@@ -109,5 +109,5 @@ def test_copies_to_a_peer_are_captured_and_have_a_term(device):
         assert kinds.count("peer-copy") == 5
         assert kinds.count("memcpy") == 3
     assert torch.cuda.current_device() == device.index
-    model = measure_launch_model(device, seed=0)
+    model, _ = measure_launch_model(device, seed=0)
     assert "peer-copy" in {term.kind for term in model.terms}

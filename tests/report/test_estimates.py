@@ -36,7 +36,7 @@ def test_line_of_a_plan_says_that_it_is_an_estimate_and_how_sure():
         "estimate of graph memory: 0.12 GiB plain + 0.25 GiB twins (+-30 %, from H200 figures of "
         "this engine; not measured)"
     )
-    ranks = PlanEstimate(plain_bytes=2**20, twin_bytes=0, error_share=None)
+    ranks = PlanEstimate(plain_bytes=2**20, twin_bytes=None, error_share=None)
     assert plan_estimate_line(ranks) == (
         "estimate of graph memory: 1 MiB plain (from H200 figures of this engine on one rank, "
         "never compared with several; not measured)"

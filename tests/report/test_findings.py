@@ -9,7 +9,6 @@ from cgprof.record.contents import GraphContents, WorkDifference
 from cgprof.record.cost import CurvePoint, LaunchModel, LaunchTerm, ReplayCost
 from cgprof.record.types import DecisionCount
 from cgprof.record.worth import Estimate
-from cgprof.report.checks_of_launch import term_ns
 from cgprof.report.document import Document
 from cgprof.report.findings import CHECKS, find, findings_blocks, findings_table
 from cgprof.report.formats import OutputFormat
@@ -145,12 +144,20 @@ def peer_copies():
 
 def cost(measured_ns, predicted_ns):
     stats = launch_stats(measured_ns)
-    return ReplayCost(idle=stats, idle_cpu=stats, predicted=exactly(predicted_ns))
+    predicted = exactly(predicted_ns)
+    return ReplayCost(idle=stats, idle_cpu=stats, beside=stats, predicted=predicted)
 
 
 def unexplained_launch():
     costs = {PLAIN: cost(10_000, 6_000.0), TWIN: cost(10_000, 12_900.0), "a": cost(10_000, 7_100.0)}
     return with_rank(kept_run(), replay_costs=costs), {PLAIN}
+
+
+def traced_at_a_price():
+    stats, traced = launch_stats(9_000), launch_stats(160_000)
+    one = ReplayCost(idle=stats, idle_cpu=stats, traced=traced, traced_wall=launch_stats(170_000))
+    near = one.model_copy(update={"traced": launch_stats(20_000)})
+    return with_rank(kept_run(), replay_costs={PLAIN: one, TWIN: near}), {PLAIN}
 
 
 def throttled():
@@ -177,6 +184,7 @@ PLANTED = {
     event_records: "event-record-nodes",
     peer_copies: "peer-copies",
     unexplained_launch: "launch-unexplained",
+    traced_at_a_price: "tracing-inflates",
     throttled: "throttled-clocks",
 }
 
@@ -276,10 +284,11 @@ def test_event_records_are_priced_by_the_model_of_the_run_and_the_way_out_is_wha
     ("nodes", "ns"), [(0, 0), (50, 500), (100, 1000), (150, 2000), (200, 3000), (300, 4000)]
 )
 def test_term_follows_its_curve_and_goes_on_by_its_slope(nodes, ns):
-    curve = (CurvePoint(nodes=200, ns=exactly(3000)), CurvePoint(nodes=100, ns=exactly(1000)))
+    curve = (CurvePoint(nodes=100, ns=exactly(1000)), CurvePoint(nodes=200, ns=exactly(3000)))
     term = LaunchTerm(kind="event-record", ns_per_node=exactly(10), curve=curve)
-    assert term_ns(term, nodes) == ns
-    assert term_ns(LaunchTerm(kind="kernel", ns_per_node=exactly(10)), nodes) == 10 * nodes
+    assert term.of(nodes).value == ns
+    straight = LaunchTerm(kind="kernel", ns_per_node=exactly(10))
+    assert straight.of(nodes).value == 10 * nodes
 
 
 def test_key_that_looks_free_has_its_figure_alone_beside_it():

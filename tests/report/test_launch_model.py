@@ -16,7 +16,11 @@ def cost(idle_ns, predicted_ns=None, words=""):
         else Estimate(value=predicted_ns, low=0.8 * predicted_ns, high=1.25 * predicted_ns)
     )
     return ReplayCost(
-        idle=stats(idle_ns), idle_cpu=stats(idle_ns), predicted=predicted, dominated_by=words
+        idle=stats(idle_ns),
+        idle_cpu=stats(idle_ns),
+        beside=stats(idle_ns),
+        predicted=predicted,
+        dominated_by=words,
     )
 
 
