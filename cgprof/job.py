@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -75,6 +75,7 @@ class Job:
         self._graphs: list[GraphRecord] = []
         self._seconds: dict[str, float] = {}
         self._others: tuple[RankRecord, ...] = ()
+        self._left_out: Mapping[str, str] = {}  # label -> why a key is not captured
         self._found: dict[str, object] = {}  # fields of the rank's record, beside its graphs
         self._saving_s = 0.0
         self._writer.samples = tools.kept.samples
@@ -101,6 +102,7 @@ class Job:
         engine = self._engine
         reader = MemoryReader(engine.device, self._nvml, stream_names(engine))
         points = CapturePoints()
+        self._left_out = points.left_out
         begun_s, saving_s = time.monotonic(), self._saving_s
         self._progress.stage("capture", len(engine.plan.keys))
         for graph in capture_keys(
@@ -154,6 +156,7 @@ class Job:
             self._graphs = profile_round_robin(
                 self._engine, self._graphs, self._clock, self._writer.samples
             )
+            self.save("partial")
         if self.record.config.microbatch.worth and self.record.worth is None:
             self._weigh_overlap()
         self._look_inside()
@@ -165,20 +168,19 @@ class Job:
     def _look_inside(self) -> None:
         """Costs of the replay call and contents of the graphs; traces, so after all timing."""
         try:
-            found = look_inside(
+            for found in look_inside(
                 self._engine, self._graphs, self._clock, self._writer.samples, self._progress
-            )
+            ):
+                self._writer.nodes = found.nodes
+                self._found |= {
+                    "contents": found.contents,
+                    "replay_costs": found.replay_costs,
+                    "launch_model": found.launch_model,
+                    "notes": found.notes,
+                }
+                self.save("partial")
         except CgprofError as error:
             self._fail_alone("costs and contents", error)
-            return
-        self._writer.nodes = found.nodes
-        self._found |= {
-            "contents": found.contents,
-            "replay_costs": found.replay_costs,
-            "launch_model": found.launch_model,
-            "notes": found.notes,
-        }
-        self.save("partial")
 
     def measure_afresh(self) -> None:
         """Gives the device back, and measures graphs alone in fresh processes; the last leg."""
@@ -312,9 +314,10 @@ class Job:
 
     def _rank_record(self, *, with_decisions: bool) -> RankRecord:
         ranks = self._engine.ranks
+        kept = [one for one in self._kept.rest(self._graphs) if one.label not in self._left_out]
         record = RankRecord(
             rank=0 if ranks is None else ranks.rank,
-            graphs=(*self._graphs, *self._kept.rest(self._graphs)),
+            graphs=(*self._graphs, *kept),
             decisions=decisions(self._engine) if with_decisions else (),
             vetoes=vetoes(self._engine) if with_decisions else (),
         )

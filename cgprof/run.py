@@ -35,7 +35,7 @@ from cgprof.record.resume import (
     require_same_request,
 )
 from cgprof.record.store import NoFolder, RunWriter, read_items, read_run, read_sample_table
-from cgprof.record.types import RunRecord
+from cgprof.record.types import SCHEMA_VERSION, RunRecord
 
 Say = Callable[[str], None]
 
@@ -176,6 +176,7 @@ class _Order:
             note = describe_kept(self.kept, [one.process_id for one in before])
             return self.earlier.model_copy(
                 update={
+                    "schema_version": SCHEMA_VERSION,
                     "status": "partial",
                     "environment": environment,
                     "processes": (*before, this_process),

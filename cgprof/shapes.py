@@ -9,6 +9,7 @@ Values only: no torch, no device. Letters used for tensor shapes all over the pr
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
@@ -128,6 +129,12 @@ class GraphKey:
     def is_twin(self) -> bool:
         """Whether this is a graph of several microbatches."""
         return self.mode is not RuntimeMode.NONE and self.num_microbatches > 1
+
+    def plain_among(self, keys: Collection[GraphKey]) -> GraphKey | None:
+        """The plain key of this size: of the same query length, else of any lengths."""
+        alike = dataclasses.replace(self, num_microbatches=1)
+        of_any = dataclasses.replace(alike, uniform_query_len=None)
+        return next((key for key in (alike, of_any) if key in keys), None)
 
     def as_eager(self) -> GraphKey:
         """The same padding and split, run without a graph."""

@@ -132,7 +132,12 @@ def _refuse_beside_resume(output_dir: Path | None, force: bool) -> None:
 
 
 def exit_code(record: RunRecord) -> int:
-    """Returns 3 for a key that could not be captured, 1 for failed parity or accuracy, else 0."""
+    """Returns 3 for a key that could not be captured, 1 for failed parity or accuracy, else 0.
+
+    A key left out by measured memory counts as one of the first kind where the run is strict.
+    """
+    if record.config.capture.strict and any(rank.left_out for rank in record.ranks):
+        return _CAPTURE_FAILED
     graphs = [graph for rank in record.ranks for graph in rank.graphs]
     if record.failures or any(graph.failure is not None for graph in graphs):
         return _CAPTURE_FAILED

@@ -60,10 +60,12 @@ def nodes(
     if key is None:
         options.emit(nodes_document(record), OutputFormat(output_format), table)
         return
-    find_graph(record, key)
+    graph = find_graph(record, key)
     found = None
     if output_format in (NodesFormat.DOT, NodesFormat.JSON) and table is None:
-        found = [Node(*row) for row in read_nodes(run, key)]
+        contents = record.ranks[0].contents.get(graph.label)
+        count = None if contents is None else sum(contents.kinds.values())
+        found = [Node(*row) for row in read_nodes(run, key, count)]
     if found is not None and output_format is NodesFormat.DOT:
         typer.echo(dot_text(key, found))
         return

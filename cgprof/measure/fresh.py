@@ -72,7 +72,14 @@ def run_fresh(
             f"{task.run.parallel.data_parallel_size} ranks"
         )
     argv = list(command or (sys.executable, "-P", "-m", _MODULE))
-    with tempfile.TemporaryDirectory(prefix="cgprof-fresh-") as name:
+    try:
+        return _run(task, argv, timeout_s)
+    except OSError as error:  # no room for its files, or for one more process
+        return FreshAnswer(failure=f"the fresh process could not be run: {error}")
+
+
+def _run(task: FreshTask, argv: Sequence[str], timeout_s: float) -> FreshAnswer:
+    with tempfile.TemporaryDirectory(prefix="cgprof-fresh-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         question, log = folder / "task.json", folder / "stderr"
         question.write_text(task.model_dump_json())
@@ -126,8 +133,14 @@ def _end_of(process: subprocess.Popen[bytes], timeout_s: float) -> str | None:
     if status is None:
         return f"took longer than {timeout_s:g} s and was killed"
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        return f"was killed by {_signal_name(-status)}"
     return f"ended with exit code {status}" if status else None
+
+
+def _signal_name(number: int) -> str:
+    """The name of a signal; those for real time have none."""
+    names = {one.value: one.name for one in signal.Signals}
+    return names.get(number, f"signal {number}")
 
 
 def _answer(folder: Path, process_id: int, end: str | None, log: Path) -> FreshAnswer:

@@ -6,8 +6,8 @@ traces, which slows every later launch of the process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,10 +37,10 @@ _BESIDE_MODEL = 8  # graphs of the run that take turns with the synthetic ones
 class Insight:
     """Contents and costs by label of the key; `notes` say what is missing and why."""
 
-    nodes: NodeTable
-    contents: dict[str, GraphContents]
-    replay_costs: dict[str, ReplayCost]
-    launch_model: LaunchModel | None
+    nodes: NodeTable | None = None
+    contents: dict[str, GraphContents] = field(default_factory=dict)
+    replay_costs: dict[str, ReplayCost] = field(default_factory=dict)
+    launch_model: LaunchModel | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -50,8 +50,10 @@ def look_inside(
     clock: Clock,
     sink: SampleSink,
     progress: Progress,
-) -> Insight:
-    """Measures and reads every captured key; all ranks call it together.
+) -> Iterator[Insight]:
+    """Measures and reads every captured key, and yields what is known so far after each part.
+
+    All ranks call it together.
 
     Raises:
         CgprofError: A replay is refused, another rank is lost, or the driver fails.
@@ -61,35 +63,42 @@ def look_inside(
     if config.replay_samples:
         progress.stage("replay call alone", sum(record.failure is None for record in records))
         costs = replay_costs(engine, records, clock, sink, lambda key: progress.step(str(key)))
-    modelled, notes = None, []
+        yield Insight(replay_costs=costs)
+    modelled: tuple[LaunchModel, dict[str, OwnLaunches]] | None = None
+    notes: tuple[str, ...] = ()
     if on_device and config.launch_model:
         progress.say("launch model from synthetic graphs")
-        modelled, problem = _launch_model(engine)
-        notes += [problem] if problem else []
+        modelled, notes = _launch_model(engine)
     contents, nodes = read_contents(engine, records)
-    model = None
+    found = Insight(nodes=nodes, contents=contents, replay_costs=costs, notes=notes)
     if modelled is not None:
         model, own = modelled
-        for label, found in own.items():
-            if label in costs:
-                costs[label] = costs[label].model_copy(update={"beside": found.stats})
-        waits_ns = {label: found.waited_ns for label, found in own.items()}
-        costs = with_predictions(model, costs, records, contents, waits_ns)
+        costs = with_predictions(model, with_own(costs, own), records, contents, waits_of(own))
+        found = replace(found, replay_costs=costs, launch_model=model)
+    yield found
     if on_device and config.trace_launches and costs:
         progress.say("launches under CUPTI")
-        costs = with_traced(costs, traced_launches(engine, records))
-    return Insight(
-        nodes=nodes,
-        contents=contents,
-        replay_costs=costs,
-        launch_model=model,
-        notes=tuple(notes),
-    )
+        yield replace(found, replay_costs=with_traced(costs, traced_launches(engine, records)))
+
+
+def with_own(
+    costs: Mapping[str, ReplayCost], own: Mapping[str, OwnLaunches]
+) -> dict[str, ReplayCost]:
+    """Returns the costs with the launches that took turns with the synthetic graphs."""
+    return {
+        label: cost.model_copy(update={"beside": own[label].stats}) if label in own else cost
+        for label, cost in costs.items()
+    }
+
+
+def waits_of(own: Mapping[str, OwnLaunches]) -> dict[str, int]:
+    """Returns how long the host waited before those launches, in ns."""
+    return {label: found.waited_ns for label, found in own.items()}
 
 
 def _launch_model(
     engine: Engine,
-) -> tuple[tuple[LaunchModel, dict[str, OwnLaunches]] | None, str]:
+) -> tuple[tuple[LaunchModel, dict[str, OwnLaunches]] | None, tuple[str, ...]]:
     """The model, with some of the run's graphs timed beside it, or why there is none."""
     # Ranks would have to replay equally often; each of them stops by its own clock.
     keys = () if engine.runner.has_peers else choose_keys(engine.graphs.keys, _BESIDE_MODEL)
@@ -102,6 +111,6 @@ def _launch_model(
         for key in keys
     ]
     try:
-        return measure_launch_model(engine.device, engine.config.seed, own), ""
+        return measure_launch_model(engine.device, engine.config.seed, own), ()
     except DeviceError as error:
-        return None, f"no launch model: {error}"
+        return None, (f"no launch model: {error}",)

@@ -182,7 +182,7 @@ def _over_budget(
     if limit_bytes is None or start is None or now is None:
         return None
     estimate = estimate_graph_memory(engine.model_config, engine.config, key)
-    first = not engine.graphs.keys
+    first = not engine.graphs.captured
     refusal = MemoryBudget(limit_bytes).room_for(
         key,
         max(0, start.free_bytes - now.free_bytes),

@@ -46,16 +46,18 @@ class NodeTable:
         )
 
 
-def read_nodes(path: Path, label: str) -> list[NodeRow]:
-    """Returns the nodes of one key of a run, in order.
+def read_nodes(path: Path, label: str, count: int | None = None) -> list[NodeRow]:
+    """Returns the nodes of one key of a run, in order; `count` of them, where that is known.
 
     Raises:
-        RecordError: The file is missing or damaged, or holds no nodes of this key.
+        RecordError: The file is missing or damaged, or holds no or other nodes of this key.
     """
     place = path / NODES
     if not place.exists():
         problem = f"{NODES} is missing; nodes are kept by a run that measured all its keys"
         raise RecordError(path, problem)
+    if not place.is_file():
+        raise RecordError(place, "is damaged: it is no file")
     try:
         table = pq.read_table(place)
     except (pa.ArrowException, OSError) as error:
@@ -65,6 +67,10 @@ def read_nodes(path: Path, label: str) -> list[NodeRow]:
     found = table.filter(pc.equal(table["key"].cast(pa.string()), label))
     if not found.num_rows:
         raise RecordError(place, f"holds no nodes of {label}")
+    if count is not None and found.num_rows != count:
+        raise RecordError(
+            place, f"is damaged: it holds {found.num_rows} nodes of {label}, the run has {count}"
+        )
     rows = found.drop_columns(["key"]).to_pylist()
     if not all(_is_in_order(index, row) for index, row in enumerate(rows)):
         raise RecordError(place, f"is damaged: the nodes of {label} are not in order")

@@ -199,8 +199,12 @@ class RunWriter:
 
     def _remove(self, name: str) -> None:
         """Removes what an older run left."""
-        for old in (name, name + _PART):
-            (self.path / old).unlink(missing_ok=True)
+        for old in (self.path / name, self.path / (name + _PART)):
+            try:
+                old.unlink(missing_ok=True)
+            except OSError as error:
+                problem = f"cannot be removed: {error.strerror or error}"
+                raise RecordError(old, problem) from error
 
     def _replace(self, name: str, write: Callable[[Path], object]) -> None:
         part = self.path / (name + _PART)

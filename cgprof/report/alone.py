@@ -9,6 +9,7 @@ from cgprof.record.contents import WorkDifference
 from cgprof.record.graph import GraphRecord
 from cgprof.record.types import RankRecord
 from cgprof.report.layout import Cell, Table, one_line
+from cgprof.report.memory_sum import own_growth_bytes, saw_neighbour
 from cgprof.units import format_bytes
 
 _ALONE = {
@@ -98,9 +99,9 @@ def _marginal(graph: GraphRecord) -> int | None:
     """What the key added where it stood; a growth that is negative is no usage."""
     if graph.witness is None:
         return None
-    delta = graph.witness.device_delta_bytes
-    found = graph.witness.allocator_bytes if delta is None else delta
-    return found if found >= 0 else None
+    on_device = graph.witness.device_delta_bytes is not None
+    found = own_growth_bytes(graph) if on_device else graph.witness.allocator_bytes
+    return found if found is not None and found >= 0 else None
 
 
 def _remark(measured: StandAlone | None) -> str | None:
@@ -121,7 +122,8 @@ def _alone_notes(rank: RankRecord) -> tuple[str, ...]:
         )
     return (
         "marginal: device delta of the capture, in its order; a later key reuses the pool and the "
-        "driver's arenas, so that it may read 0 and still hold memory",
+        "driver's arenas, so that it may read 0 and still hold memory; NVML's figure for this "
+        "process where another one moved",
         f"alone: captured by itself in a fresh process, warmed up before; {_PART}",
         *([] if rank.node_model is None else _model_notes(rank.node_model, graphs)),
     )
@@ -144,10 +146,10 @@ def _model_notes(model: NodeModel, graphs: Sequence[GraphRecord]) -> list[str]:
 
 
 def _driver_in_this_run(graphs: Sequence[GraphRecord]) -> int | None:
-    """The driver's part over all captures; None where one was not read, or it is no usage."""
+    """The driver's part over all captures; None where one is not known, or it is no usage."""
     total = 0
     for graph in graphs:
-        memory = graph.memory
+        memory = None if saw_neighbour(graph) else graph.memory
         if memory is None or memory.instantiate_bytes is None or memory.rest_bytes is None:
             return None
         total += memory.instantiate_bytes + memory.rest_bytes

@@ -22,7 +22,10 @@ MOST_INFLATION = 3.0  # of a launch under CUPTI, over one in a process that neve
 _EVENT_RECORD: NodeKind = "event-record"
 _EVENTS = "a graph holds an event-record node"
 _PEER = "a graph holds a copy between devices that the driver makes, about 1 us each"
-_ERROR = f"the launch model is more than {MOST_ERROR:.0%} off the measured launch"
+_ERROR = (
+    f"the launch model is more than {MOST_ERROR:.0%} off the measured launch, which lies outside "
+    "of its 95 % interval"
+)
 _INFLATED = f"a launch takes more than {MOST_INFLATION:g} times as long with CUPTI attached"
 _HELD_BACK = "NVML said that the clocks were held back while a key was timed"
 _WIDE = "quartiles of launch are as far apart as measure.relative_noise, or samples too few"
@@ -223,7 +226,10 @@ def _bytes_of_nodes(rank: RankRecord, count: int) -> dict[str, Plain]:
 
 
 def _error(cost: ReplayCost) -> float | None:
+    """How far a prediction is off; None without one, or where its interval holds the time."""
     if cost.predicted is None or cost.beside is None or not cost.beside.median_ns:
+        return None
+    if cost.predicted.low <= cost.beside.median_ns <= cost.predicted.high:
         return None
     return cost.predicted.value / cost.beside.median_ns - 1
 

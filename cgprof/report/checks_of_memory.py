@@ -26,6 +26,7 @@ UNEXPLAINED_MEMORY = "unexplained-memory"
 NVML_DISAGREES = "nvml-disagrees"
 MEMORY_BOUND_TO_NODES = "memory-bound-to-nodes"
 COLD_ARENAS = "cold-arenas"
+OVER_THE_LIMIT = "over-the-memory-limit"
 POOL_NOT_SHARED = "pool-not-shared"
 
 DRIVER_SHARE = 0.5  # of graph memory, outside the pool
@@ -45,6 +46,7 @@ _POOL = (
     f"the pool of all plain keys, or of all twins, is more than {POOL_RATIO:g} times that of the "
     f"key that took most and more than {format_bytes(REST_FLOOR_BYTES)} above it"
 )
+_OVER = "graphs took more device memory than --max-graph-memory allows"
 _COLD = "a key added no device memory though it has nodes"
 
 
@@ -152,6 +154,24 @@ def memory_bound_to_nodes(run: RunRecord) -> Iterator[Finding]:
         )
 
 
+def over_the_limit(run: RunRecord) -> Iterator[Finding]:
+    """Finds runs whose last captured keys took more than what was left of their limit."""
+    limit = run.config.capture.max_graph_memory_bytes
+    for rank in run.ranks:
+        whole = _whole(rank)
+        own = None if whole is None else whole.own_bytes
+        if limit is not None and own is not None and own > limit:
+            yield Finding(
+                name=OVER_THE_LIMIT,
+                severity="doubt",
+                evidence={"graph_memory_bytes": own, "limit_bytes": limit},
+                threshold=_OVER,
+                way_out="a key is left out by an estimate, and the estimate was too low: set the "
+                "limit lower by the excess, or capture fewer keys",
+                rank=rank.rank,
+            )
+
+
 def pool_not_shared(run: RunRecord) -> Iterator[Finding]:
     """Finds runs whose pool is nearer the sum over the sizes than the largest of them."""
     for rank in run.ranks:
@@ -206,6 +226,7 @@ MEMORY_CHECKS: Mapping[str, Check] = {
     UNEXPLAINED_MEMORY: unexplained_memory,
     NVML_DISAGREES: nvml_disagrees,
     MEMORY_BOUND_TO_NODES: memory_bound_to_nodes,
+    OVER_THE_LIMIT: over_the_limit,
     POOL_NOT_SHARED: pool_not_shared,
     COLD_ARENAS: cold_arenas,
 }

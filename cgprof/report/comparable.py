@@ -10,6 +10,11 @@ from cgprof.record.types import RunRecord
 from cgprof.report.layout import one_line
 
 _NO_DEVICE = "none"
+# Measured after everything that is compared, so that they decide none of it.
+_AFTERWARDS = {
+    *("replay_samples", "launch_model", "trace_launches"),
+    *("stand_alone_keys", "eager_work"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +60,7 @@ def other_differences(a: RunRecord, b: RunRecord) -> tuple[Difference, ...]:
 
 def _deciding_facts(record: RunRecord) -> dict[str, str]:
     environment, device = record.environment, record.environment.device
-    measure = record.config.measure.model_dump(exclude={"device"})
+    measure = record.config.measure.model_dump(exclude={"device", *_AFTERWARDS})
     card = record.model.model_dump(exclude={"name", "dtype", "sources", "directory"})
     return {
         "device": device.name if device else _NO_DEVICE,
@@ -73,6 +78,7 @@ def _other_facts(record: RunRecord) -> dict[str, str]:
     config = record.config.model_dump(mode="json", exclude={"measure", "model"})
     return {
         **_flat("", config),
+        **_flat("measure", record.config.measure.model_dump(include=_AFTERWARDS)),
         "model.name": record.model.name,
         "model.batch_invariant": str(record.config.model.batch_invariant),
         "policy": record.plan.policy.value,

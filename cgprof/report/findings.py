@@ -76,7 +76,7 @@ def _lines(run: RunRecord, group: Sequence[Finding]) -> list[str]:
     where = ""
     if len(run.ranks) > 1:
         ranks = format_ranges([finding.rank for finding in group])
-        where = f" on rank {ranks}" if len(group) == 1 else f" on ranks {ranks}, of {first.rank}"
+        where = f" on rank {ranks}" if len(group) == 1 else f" on ranks {ranks}, here {first.rank}"
     facts = ", ".join(filter(None, (_keys(run, first), _evidence(first.evidence))))
     return [
         f"{first.severity}: {first.name}{where}: {one_line(facts)}",

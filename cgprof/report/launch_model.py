@@ -28,6 +28,7 @@ _FIT_COLUMNS = {
     "high_ns": "high",
     "predicted_over_measured_ratio": "predicted/measured",
     "within": f"within {MOST_ERROR:.0%}",
+    "in_interval": "in the interval",
     "dominated_by": "mostly",
     "samples": "n",
 }
@@ -120,6 +121,7 @@ def _fit(cost: ReplayCost) -> tuple[Cell, ...] | None:
         *_cells(cost.predicted),
         ratio(cost.predicted.value, cost.beside.median_ns),
         None if within is None else ("yes" if within else "no"),
+        "yes" if cost.predicted.low <= cost.beside.median_ns <= cost.predicted.high else "no",
         cost.dominated_by or None,
         cost.beside.count,
     )
@@ -139,6 +141,6 @@ def _judged(rank: RankRecord) -> Iterator[str]:
     outside = [label for label, verdict in verdicts.items() if verdict is False]
     if outside:
         yield (
-            f"outside: {', '.join(outside)}; the model lacks a term there, or the host was not as "
-            "it was for the synthetic graphs"
+            f"outside: {', '.join(outside)}; where the interval holds the time, the host's pace "
+            "alone may be the difference, else the model lacks a term"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from cgprof.record.cost import ReplayCost
@@ -106,12 +106,31 @@ def _measured(rank: RankRecord, recorder: Literal["cuda", "tape"]) -> list[str]:
             "the same calls, and not with idle"
         )
     if any(cost.predicted for cost in costs):
-        notes.append("model: an estimate of idle from synthetic graphs, not a time")
+        notes.append(
+            "model: an estimate from synthetic graphs, not a time; of the call that took turns "
+            "with them (--table launch-fit), else of idle"
+        )
+    if any(_is_of_another(graph, rank.replay_costs) for graph in rank.graphs):
+        notes.append(
+            "first, hot and round robin of some keys are an earlier process's than the calls "
+            "alone, in a run that was resumed (--table captures)"
+        )
     return [
         *notes,
         *_with_keys(rank, lambda cost: cost.busy_note, "no busy:"),
         *_with_keys(rank, lambda cost: cost.traced_note, "not traced:"),
     ]
+
+
+def _is_of_another(graph: GraphRecord, costs: Mapping[str, ReplayCost]) -> bool:
+    """Whether its steps were timed by another process than its replay call alone."""
+    cost = costs.get(graph.label)
+    if cost is None or cost.process_id is None:
+        return False
+    return any(
+        process_id not in (None, cost.process_id)
+        for process_id in (graph.timing_process_id, graph.round_robin_process_id)
+    )
 
 
 def _with_keys(rank: RankRecord, text_of: Callable[[ReplayCost], str], head: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
@@ -171,9 +170,9 @@ def _plain_of(rank: RankRecord, graph: GraphRecord) -> tuple[str, GraphContents]
     """The plain key of a twin, where this run has both."""
     if not graph.key.is_twin:
         return None
-    label = str(dataclasses.replace(graph.key, num_microbatches=1))
-    found = rank.contents.get(label)
-    return None if found is None else (label, found)
+    read = {one.key: one.label for one in rank.graphs if one.label in rank.contents}
+    plain = graph.key.plain_among(read)
+    return None if plain is None else (read[plain], rank.contents[read[plain]])
 
 
 def _key_lines(

@@ -5,7 +5,6 @@ Keys are those of the first rank. Only what both runs captured is a pair.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -111,8 +110,8 @@ def matched(a: Side, b: Side) -> Iterator[Pair]:
 def twins_beside_plain(a: Side, b: Side) -> Iterator[Pair]:
     """Yields B's twins beside A's plain key of the same size, where A captured it."""
     for key, twin in b.captured.items():
-        plain = dataclasses.replace(key, num_microbatches=1)
-        if key.is_twin and plain in a.captured:
+        plain = key.plain_among(a.captured) if key.is_twin else None
+        if plain is not None:
             yield _pair(a, a.captured[plain], b, twin)
 
 

@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import json
 
 import pytest
@@ -35,8 +36,8 @@ NODES = {
 }
 
 
-def run_folder(path, *, ranks=1, nodes=NODES, with_file=True):
-    graphs = (*map(cuda_graph, (PLAIN, TWIN, ALONE)), failed_graph(FAILED, "out of memory"))
+def run_folder(path, *, ranks=1, nodes=NODES, with_file=True, keys=(PLAIN, TWIN, ALONE)):
+    graphs = (*map(cuda_graph, keys), failed_graph(FAILED, "out of memory"))
     found = {label: contents(rows) for label, rows in nodes.items()}
     records = [RankRecord(rank=rank, graphs=graphs, contents=found) for rank in range(ranks)]
     writer = RunWriter(path)
@@ -204,3 +205,19 @@ def test_nodes_of_a_real_tape_run(tmp_path):
 
 def test_a_folder_that_holds_no_run_is_refused(tmp_path):
     assert "there is no such run folder" in refused(str(tmp_path / "nowhere"))
+
+
+def test_a_twin_is_compared_with_the_plain_key_of_any_query_lengths(tmp_path):
+    mixed = dataclasses.replace(PLAIN, uniform_query_len=None)
+    nodes = {str(mixed): NODES[str(PLAIN)], str(TWIN): NODES[str(TWIN)]}
+    folder = run_folder(tmp_path / "run", nodes=nodes, keys=(mixed, TWIN))
+    assert f"kernels against the plain key {mixed}\n" in shown(folder, str(TWIN))
+    assert json.loads(shown(folder, str(TWIN), "--format", "json"))["plain"] == str(mixed)
+
+
+def test_a_file_of_other_nodes_than_the_run_counted_is_refused(tmp_path):
+    folder = run_folder(tmp_path / "run")
+    NodeTable({str(TWIN): NODES[str(TWIN)][:3]}).write(tmp_path / "run" / "nodes.parquet")
+    for output_format in ("dot", "json"):
+        said = refused(folder, str(TWIN), "--format", output_format)
+        assert f"holds 3 nodes of {TWIN}, the run has 6" in said

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -84,6 +85,7 @@ def test_answer_holds_though_its_process_ends_badly_afterwards():
             "ended with exit code 3: out of memory",
         ),
         ("import os; os.kill(os.getpid(), 9)", "was killed by SIGKILL"),
+        ("import os; os.kill(os.getpid(), 40)", "was killed by signal 40"),
         ("raise MemoryError('no room')", "ended with exit code 1: MemoryError: no room"),
         ("pass", "ended without an answer"),
         (
@@ -108,11 +110,11 @@ def test_process_that_hangs_is_killed_with_all_that_it_started(pipe):
 
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_process_does_not_outlive_its_parent(pipe, by):
+def test_process_does_not_outlive_its_parent(pipe, by, tmp_path):
     with (
         subprocess.Popen(
             [sys.executable, "-c", PARENT, task().model_dump_json(), FOLLOWS, str(pipe)],
-            env=environment(),
+            env={**environment(), "TMPDIR": str(tmp_path)},
             stderr=subprocess.DEVNULL,
         ) as parent,
         open(pipe) as reading,
@@ -140,3 +142,10 @@ def test_run_of_several_ranks_is_refused_before_anything_is_started():
     found = measure_alone(run, tiny_model(), KEY, timeout_s=60)
     assert "2 ranks" in found.failure
     assert found.memory is None
+
+
+def test_process_that_cannot_be_started_is_a_value(tmp_path, monkeypatch):
+    answer = run_fresh(task(), timeout_s=60, command=[str(tmp_path / "nothing")])
+    assert "could not be run" in answer.failure
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    assert "could not be run" in run_script("pass").failure

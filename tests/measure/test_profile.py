@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from cgprof.config.schema import CaptureConfig
 from cgprof.measure.accounting import DeviceReading
 from cgprof.measure.neighbours import process_view
 from cgprof.measure.profile import (
@@ -15,6 +16,7 @@ from cgprof.measure.profile import (
 from cgprof.record.samples import SampleSink
 from cgprof.record.types import RankRecord
 from cgprof.report.memory import totals_table
+from tests.support.builders import tiny_model
 from tests.support.stepping import ScriptedEngine, full_key
 
 MIB = 1 << 20
@@ -226,3 +228,27 @@ def test_capture_where_processes_are_hidden_has_no_per_process_figure_and_says_u
         assert seen.neighbours == "unknown"
     table = totals_table(RankRecord(graphs=tuple(records), totals=totals)).to_text()
     assert "other processes on the device: unknown" in table
+
+
+def _within(engine, limit_bytes):
+    capture = CaptureConfig(max_graph_memory_bytes=limit_bytes)
+    engine.config = engine.config.model_copy(update={"capture": capture})
+    engine.model_config = tiny_model()
+    return engine
+
+
+def test_keys_are_left_out_by_the_memory_that_those_before_them_took():
+    memory = _ScriptedMemory()
+    engine = _within(ScriptedEngine(PLAIN + TWINS, on_mark=_script(memory)), 50 * MIB)
+    records, points, _ = _capture(engine, memory)
+    # 32 + 8 + 3 MiB by the first key, 4 + 3 by the second: none is left for any twin.
+    assert [record.key for record in records] == PLAIN
+    assert list(points.left_out) == [str(TWINS[0])]
+    assert "50 MiB measured before it" in points.left_out[str(TWINS[0])]
+
+
+def test_budget_of_graph_memory_asks_nothing_of_a_tape():
+    engine = _within(ScriptedEngine(PLAIN), 1)
+    records, points, _ = _capture(engine, _NoMemory())
+    assert [record.key for record in records] == PLAIN
+    assert not points.left_out

@@ -105,3 +105,10 @@ def test_what_is_no_table_is_refused(tmp_path):
     (tmp_path / NODES).write_bytes(b"PAR1 and nothing more")
     with pytest.raises(RecordError, match=NODES):
         read_nodes(tmp_path, "k")
+
+
+def test_a_folder_of_tables_is_no_file_of_nodes(tmp_path):
+    (tmp_path / NODES).mkdir()
+    pq.write_table(table(), tmp_path / NODES / "part.parquet")
+    with pytest.raises(RecordError, match="it is no file"):
+        read_nodes(tmp_path, "k")

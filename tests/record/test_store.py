@@ -313,3 +313,10 @@ def test_numbered_writers_never_share_a_folder(tmp_path):
     writers = [RunWriter(tmp_path / "runs" / "r", numbered=True) for _ in range(3)]
     assert [writer.claim() for writer in writers] == ["", "_2", "_3"]
     assert [writer.path.name for writer in writers] == ["r", "r_2", "r_3"]
+
+
+@pytest.mark.parametrize("name", ["items.parquet", "nodes.parquet", "nodes.parquet.part"])
+def test_what_lies_in_the_place_of_a_file_and_cannot_be_removed_is_told(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(RecordError, match=f"{name}: cannot be removed"):
+        RunWriter(tmp_path, force=True).write(run_record())
