@@ -1,11 +1,13 @@
 """Runs the notebook in a kernel of this Python, on the run folders beside it and on made ones."""
 
+import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
+from cgprof.record.store import read_run
 from tests.support.runs import cuda_dbo_run, run_record, tape_dbo_run, write_run
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +46,7 @@ def test_notebook_runs_on_the_folders_beside_it(execute):
     folders = sorted(path.parent.name for path in NOTEBOOK.parent.glob("runs/*/manifest.json"))
     notebook = execute(NOTEBOOK)
     assert _printed(notebook).startswith("\n".join(folders) or "no run folders")
-    assert _images(notebook) == 3 * len(folders)
+    assert _images(notebook) == 4 * len(folders) + 2 * len(_with_launch_model(folders))
 
 
 @pytest.mark.slow
@@ -59,7 +61,7 @@ def test_notebook_shows_twins_failures_and_tapes(execute, tmp_path):
     printed = _printed(notebook)
     assert "graph memory: 0.31 GiB plain -> 0.63 GiB with twins (x2.03)" in printed
     assert "graph memory, tape arena: 96 KiB plain -> 144 KiB with twins (x1.50)" in printed
-    assert _images(notebook) == 9
+    assert _images(notebook) == 12
 
 
 def test_notebook_is_kept_without_outputs():
@@ -67,6 +69,21 @@ def test_notebook_is_kept_without_outputs():
 
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+def test_kept_folders_hold_what_their_manifests_name_and_are_small():
+    folders = [path.parent for path in NOTEBOOK.parent.glob("runs/*/manifest.json")]
+    assert len(folders) == len(list((NOTEBOOK.parent / "runs").iterdir()))
+    for folder in folders:
+        named = json.loads((folder / "manifest.json").read_text())["files"]
+        assert {path.name for path in folder.iterdir()} == {"manifest.json", *named}
+    files = [path for folder in folders for path in folder.iterdir()]
+    assert sum(path.stat().st_size for path in files) < 4 * 1024**2
+
+
+def _with_launch_model(folders):
+    records = [read_run(NOTEBOOK.parent / "runs" / name) for name in folders]
+    return [record for record in records if any(rank.launch_model for rank in record.ranks)]
 
 
 def _outputs(notebook):

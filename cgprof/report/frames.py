@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pandas as pd
 
+from cgprof.record.cost import LaunchPoint
 from cgprof.record.graph import GraphRecord, LaunchStats, StageStats
 from cgprof.record.store import read_run, read_samples
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.headline import graph_memory, key_memory_bytes
 from cgprof.report.launches import launches_table
 from cgprof.report.layout import Cell, ratio
+from cgprof.report.memory_sum import memory_sum_table
 from cgprof.report.parity import LEGS, key_verdict, leg_verdict
 from cgprof.report.ranks import rank_tables
 from cgprof.report.worth import worth_table
 from cgprof.shapes import GraphKey, RuntimeMode
 
 _INTEGERS = ("_ns", "_bytes", "_process_id", "num_reqs", "uniform_query_len", "nodes")
-_FLOATS = ("_ratio", "experts_hit", "hidden", "_low", "_high")
+_FLOATS = ("_ratio", "_share", "experts_hit", "hidden", "_low", "_high")
+_NO_POINT = LaunchPoint(kind="kernel", counts={}, median_ns=0, iqr_ns=0, count=0)
 _NO_GRAPH = GraphRecord(key=GraphKey(mode=RuntimeMode.NONE, num_tokens=0), label="")
 
 
@@ -53,6 +56,28 @@ def launches_frame(record: RunRecord) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=tables[0].record_names())
     frame.insert(0, "recorder", record.recorder)
     return _typed(frame)
+
+
+def launch_points_frame(record: RunRecord) -> pd.DataFrame:
+    """Returns one row a synthetic graph and rank that the launch model was fitted to."""
+    rows = [
+        {"rank": rank.rank, "recorder": record.recorder, **_point_row(point)}
+        for rank in record.ranks
+        if rank.launch_model is not None
+        for point in rank.launch_model.points
+    ]
+    columns = ["rank", "recorder", *_point_row(_NO_POINT)]
+    return _typed(pd.DataFrame(rows, columns=columns))
+
+
+def memory_sums_frame(record: RunRecord) -> pd.DataFrame:
+    """Returns one row each for plain keys, twins and all of a rank, once totals are known."""
+    tables = [
+        replace(memory_sum_table(rank), tags={"rank": rank.rank})
+        for rank in record.ranks or (RankRecord(),)
+    ]
+    rows = [row for table in tables for row in table.records()]
+    return _typed(pd.DataFrame(rows, columns=tables[0].record_names()))
 
 
 def ranks_frame(record: RunRecord) -> pd.DataFrame:
@@ -106,6 +131,20 @@ def _graph_row(record: RunRecord, graph: GraphRecord) -> dict[str, Cell]:
         "parity_process_id": graph.parity_process_id,
         "warnings": "; ".join(graph.warnings) or None,
         "failure": graph.failure,
+    }
+
+
+def _point_row(point: LaunchPoint) -> dict[str, Cell]:
+    return {
+        "series": point.kind,
+        "kernels": point.counts.get("kernel", 0),
+        "event_records": point.counts.get("event-record", 0),
+        "forks": point.counts.get("fork", 0),
+        "nodes": point.nodes,
+        "waited_ns": point.waited_ns,
+        "launch_ns": point.median_ns,
+        "launch_iqr_ns": point.iqr_ns,
+        "samples": point.count,
     }
 
 

@@ -13,7 +13,7 @@ from cgprof.graphs.estimate import (
 from cgprof.shapes import CapturePolicy
 from tests.support.builders import captured_engine, tiny_model, tiny_run
 from tests.support.graphs import decode_key
-from tests.support.kept_runs import KEPT, kept_run, stores_keys_apart
+from tests.support.kept import KEPT, kept_run
 
 # Sizes of one kept model at which the matmul library split a matmul, besides up to 64 tokens.
 SPLIT_BESIDES = {76, 80, 100, 104, 108}
@@ -34,8 +34,6 @@ def test_node_counts_are_those_of_kept_runs(name):
     for graph in graphs:
         layers = record.model.num_layers * graph.key.num_microbatches
         expected = estimate_nodes(record.model, record.config, graph.key)
-        if stores_keys_apart(record):
-            expected["kernel"] += layers
         part = graph.key.num_tokens // graph.key.num_microbatches
         if record.model.hidden_size == 2048 and part in SPLIT_BESIDES:
             expected["kernel"] += layers

@@ -3,7 +3,7 @@ import pytest
 from cgprof.graphs.pool_size import moments, pool_bytes
 from tests.support.builders import tiny_model, tiny_run
 from tests.support.graphs import decode_key
-from tests.support.kept_runs import KEPT, kept_run
+from tests.support.kept import KEPT, kept_run
 
 MIB = 1024**2
 

@@ -14,6 +14,7 @@ from cgprof.record.graph import LaunchStats
 from cgprof.record.lock import LOCK
 from cgprof.record.samples import SAMPLE_SCHEMA, SampleSink
 from cgprof.record.store import RunWriter, read_items, read_run, read_samples
+from tests.support.kept import kept_run, write_as_version_2
 from tests.support.records import graph_record, launch_stats, run_record
 
 
@@ -75,6 +76,7 @@ _DYING_WRITER = """
 import os, signal, sys
 from pathlib import Path
 from cgprof.record.store import RunWriter
+from tests.support.kept import kept_run, write_as_version_2
 from tests.support.records import graph_record, run_record
 path, fatal = Path(sys.argv[1]), int(sys.argv[2])
 calls = 0
@@ -176,6 +178,22 @@ def test_read_run_names_what_is_wrong_in_one_line(tmp_path, change, said):
         read_run(tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_folder_of_schema_version_2_is_read_with_what_it_holds(tmp_path):
+    write_as_version_2(tmp_path)
+    older, today = read_run(tmp_path), kept_run()
+    assert (older.schema_version, today.schema_version) == (2, 3)
+    rank, now = older.ranks[0], today.ranks[0]
+    assert now.contents
+    assert now.replay_costs
+    assert now.launch_model is not None
+    assert (rank.contents, rank.replay_costs, rank.launch_model) == ({}, {}, None)
+    for graph, same in zip(rank.graphs, now.graphs, strict=True):
+        assert graph.replay.launch.p99_ns is None
+        assert graph.replay.launch.median_ns == same.replay.launch.median_ns
+        assert (graph.key, graph.nodes, graph.memory) == (same.key, same.nodes, same.memory)
+    assert (older.config.parallel.data_parallel_size, older.environment.code) == (1, None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", "[" * 100_000, "1" * 5000])

@@ -126,3 +126,16 @@ def test_work_is_shown_with_counts_and_the_names_behind_them():
     assert rows["b"]["excepted"] == "reduce: a reason"
     assert rows["c"]["missing_count"] is None
     assert rows["c"]["note"] == "was killed"
+
+
+def test_what_another_process_took_meanwhile_is_in_no_figure_of_a_key():
+    witness = MemoryWitness(
+        allocator_bytes=MIB,
+        device_delta_bytes=900 * MIB,
+        nvml_delta_bytes=6 * MIB,
+        neighbours="moved",
+    )
+    graph = cuda_graph(key(64), delta_bytes=900 * MIB, witness=witness)
+    table = alone_table(RankRecord(graphs=(graph,), node_model=MODEL))
+    assert rows_of(table)[graph.label]["marginal_bytes"] == 6 * MIB
+    assert "measured in this run" not in table.to_text()

@@ -78,3 +78,12 @@ def test_renamed_card_is_comparable_and_named():
     assert require_comparable(cuda_run(), renamed, force=False) == ()
     differences = other_differences(cuda_run(), renamed)
     assert [one.to_text() for one in differences] == ["model.name: tiny-moe in A, other in B"]
+
+
+def test_what_is_measured_after_all_that_is_compared_makes_no_run_incomparable():
+    other = cuda_run(config=RunConfig(measure=MeasureConfig(replay_samples=7, eager_work=False)))
+    assert require_comparable(cuda_run(), other, force=False) == ()
+    assert [one.to_text() for one in other_differences(cuda_run(), other)] == [
+        "measure.replay_samples: 30 in A, 7 in B",
+        "measure.eager_work: True in A, False in B",
+    ]

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from cgprof.errors import RecordError, UnsupportedError
@@ -212,3 +214,12 @@ def test_run_beside_itself_is_the_same_whatever_its_spread_and_without_times():
     assert compare_sides(noisy, noisy).verdict == "same"
     untimed = side(one_key(eager=None, replay=None, round_robin=None))
     assert compare_sides(untimed, untimed).verdict == "same"
+
+
+def test_a_twin_stands_beside_the_plain_key_of_any_query_lengths():
+    mixed = dataclasses.replace(key(64), uniform_query_len=None)
+    plain = run_record("cuda", (cuda_graph(mixed),))
+    both = run_record("cuda", (cuda_graph(mixed), cuda_graph(key(64, 2))))
+    text = text_of(compare_sides(side(plain, "runs/a"), side(both, "runs/b")).to_document())
+    twins = text.split("\n\n")[2]
+    assert twins.splitlines()[3].startswith(str(key(64, 2)))

@@ -8,7 +8,7 @@ from cgprof.report.estimates import (
     estimates_table,
     plan_estimate_line,
 )
-from tests.support.kept_runs import KEPT, kept_run
+from tests.support.kept import KEPT, kept_run
 from tests.support.runs import cuda_dbo_run, tape_dbo_run
 
 GIB = 1024**3

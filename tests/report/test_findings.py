@@ -7,20 +7,30 @@ from cgprof.config.schema import MicrobatchConfig, RunConfig
 from cgprof.record.alone import NodeModel, StandAlone
 from cgprof.record.contents import GraphContents, WorkDifference
 from cgprof.record.cost import CurvePoint, LaunchModel, LaunchTerm, ReplayCost
+from cgprof.record.store import read_run
 from cgprof.record.types import DecisionCount
 from cgprof.record.worth import Estimate
 from cgprof.report.document import Document
 from cgprof.report.findings import CHECKS, find, findings_blocks, findings_table
 from cgprof.report.formats import OutputFormat
 from cgprof.shapes import DecisionReason
-from tests.support.kept import RUNS, graph_of, kept_run, with_graph, with_grown, with_rank
+from tests.support.kept import (
+    KEPT,
+    graph_of,
+    kept_run,
+    with_graph,
+    with_grown,
+    with_rank,
+    write_as_version_2,
+)
 from tests.support.records import launch_stats
 from tests.support.runs import cuda_graph, failed_graph, key, run_record, tape_dbo_run, totals
 
 MIB, GIB = 1 << 20, 1 << 30
 PLAIN, TWIN = "FULL-64x64q1", "FULL-64x64q1-mb2"
-# What is true of the kept run itself.
+# What is true of the kept run itself; its replay calls were traced, which says one thing more.
 OF_KEPT = {"memory-bound-to-nodes", "never-replayed", "noisy-timing"}
+OF_COSTS = {"tracing-inflates"}
 SURE = Estimate(value=3000.0, low=2900.0, high=3100.0)
 
 
@@ -30,6 +40,12 @@ def exactly(value):
 
 def names(run):
     return {finding.name for finding in find(run)}
+
+
+def true_of_kept(run):
+    """What the kept run itself says, in a run that still has that run's replay costs or not."""
+    costs = kept_run().ranks[0].replay_costs
+    return OF_KEPT | OF_COSTS if run.ranks[0].replay_costs == costs else OF_KEPT
 
 
 def found(run, name):
@@ -123,6 +139,14 @@ def pool_of_its_own_for_each_size():
     return with_rank(kept_run(), graphs=tuple(graphs)), keys
 
 
+def over_its_limit():
+    run = kept_run()
+    grown = run.ranks[0].totals.plain_bytes + run.ranks[0].totals.twin_bytes
+    capture = run.config.capture.model_copy(update={"max_graph_memory_bytes": grown - 1})
+    config = run.config.model_copy(update={"capture": capture})
+    return run.model_copy(update={"config": config}), set()
+
+
 def key_that_looks_free():
     graph = graph_of(kept_run(), PLAIN)
     free = graph.witness.model_copy(update={"device_delta_bytes": 0, "nvml_delta_bytes": 0})
@@ -179,6 +203,7 @@ PLANTED = {
     neighbour_giving_back: "neighbours",
     unexplained: "unexplained-memory",
     unconfirmed_by_nvml: "nvml-disagrees",
+    over_its_limit: "over-the-memory-limit",
     pool_of_its_own_for_each_size: "pool-not-shared",
     key_that_looks_free: "cold-arenas",
     event_records: "event-record-nodes",
@@ -192,7 +217,7 @@ PLANTED = {
 @pytest.mark.parametrize(("plant", "name"), PLANTED.items())
 def test_what_is_planted_in_a_real_run_is_found_by_its_check_and_nothing_else_is_said(plant, name):
     run, keys = plant()
-    assert names(run) == OF_KEPT | {name}
+    assert names(run) == true_of_kept(run) | {name}
     finding = found(run, name)
     assert set(finding.keys) == keys
     assert finding.evidence
@@ -201,14 +226,14 @@ def test_what_is_planted_in_a_real_run_is_found_by_its_check_and_nothing_else_is
 
 
 def test_every_check_has_something_planted_for_it():
-    assert set(CHECKS) == OF_KEPT | set(PLANTED.values())
+    assert set(CHECKS) == OF_KEPT | OF_COSTS | set(PLANTED.values())
 
 
 @pytest.mark.parametrize(
     ("folder", "expected"),
     [
         ("h200-qwen3-30b-a3b-full-dbo", OF_KEPT),
-        ("h200-qwen3-30b-a3b-full-decode-only-dbo", OF_KEPT),
+        ("h200-qwen3-30b-a3b-full-decode-only-dbo", OF_KEPT | OF_COSTS),
         *(
             (f"h200-smollm2-8-experts-full-dbo-{task}", moved)
             for task in ("gsm8k", "piqa")
@@ -222,7 +247,21 @@ def test_kept_runs_are_told_what_is_true_of_them_and_no_fault(folder, expected):
 
 
 def test_every_kept_run_is_looked_at():
-    assert len(list(RUNS.iterdir())) == 4
+    assert len(KEPT) == 4
+
+
+def test_tracing_of_the_kept_run_is_told_with_its_worst_key():
+    tracing = found(kept_run(), "tracing-inflates")
+    costs = kept_run().ranks[0].replay_costs
+    inflated = {label: c.traced.median_ns / c.idle.median_ns for label, c in costs.items()}
+    assert set(tracing.keys) == {label for label, share in inflated.items() if share > 3}
+    assert 0 < len(tracing.keys) < len(costs)
+    assert tracing.evidence["worst"] == max(inflated, key=inflated.get) == "FULL-32x32q1"
+
+
+def test_folder_of_schema_version_2_is_told_the_same_but_of_what_it_does_not_hold(tmp_path):
+    write_as_version_2(tmp_path)
+    assert names(read_run(tmp_path)) == OF_KEPT
 
 
 def test_neighbour_is_told_apart_from_what_this_process_took():
@@ -309,7 +348,7 @@ def test_twin_accused_by_its_counts_is_not_accused_again_by_its_names():
     run, _ = dropped_half()
     unlike = {TWIN: WorkDifference(equal=False, missing={"attention": 48})}
     run = with_rank(run, against_eager=unlike)
-    assert names(run) == OF_KEPT | {"twin-without-its-work"}
+    assert names(run) == true_of_kept(run) | {"twin-without-its-work"}
     assert found(run, "twin-without-its-work").keys == (TWIN,)
 
 
@@ -334,12 +373,12 @@ def test_blocks_put_faults_first_and_say_where_how_much_and_what_to_do():
     run, _ = dropped_half()
     (block,) = findings_blocks(run)
     lines = block.to_text().splitlines()
-    assert lines[0] == f"findings: 4 of {len(CHECKS)} checks"
+    assert lines[0] == f"findings: 5 of {len(CHECKS)} checks"
     assert lines[1].startswith(f"fault: twin-without-its-work: {TWIN}, said ")
     assert lines[2].startswith("  found when ")
     assert lines[3].startswith("  way out: ")
     assert lines[4].startswith("cost: memory-bound-to-nodes: all 64 keys, driver 246 MiB, ")
-    assert len(lines) == 1 + 3 * 4
+    assert len(lines) == 1 + 3 * 5
 
 
 def test_ranks_that_share_a_finding_are_told_in_one_place_and_rows_stay_apart():
@@ -348,9 +387,9 @@ def test_ranks_that_share_a_finding_are_told_in_one_place_and_rows_stay_apart():
     run = run.model_copy(update={"ranks": tuple(ranks)})
     (block,) = findings_blocks(run)
     lines = block.to_text().splitlines()
-    assert len(lines) == 1 + 3 * 3
-    assert lines[1].startswith("cost: memory-bound-to-nodes on ranks 0-2, of 0: all 64 keys")
-    assert len(findings_table(run).rows) == 9
+    assert len(lines) == 1 + 3 * 4
+    assert lines[1].startswith("cost: memory-bound-to-nodes on ranks 0-2, here 0: all 64 keys")
+    assert len(findings_table(run).rows) == 12
 
 
 def test_table_gives_programs_raw_numbers_and_is_strict_json():
@@ -369,3 +408,13 @@ def test_tape_run_and_failed_keys_of_any_kind_are_read_without_device_figures():
     assert found(run, "never-replayed").evidence["graph_memory_bytes"] is None
     run = run_record("cuda", (failed_graph(key(8)),))
     assert names(run) == {"capture-failed"}
+
+
+def test_graph_memory_of_exactly_its_limit_is_within_it():
+    run, _ = over_its_limit()
+    finding = found(run, "over-the-memory-limit")
+    assert finding.evidence["graph_memory_bytes"] == finding.evidence["limit_bytes"] + 1
+    limit = finding.evidence["graph_memory_bytes"]
+    capture = run.config.capture.model_copy(update={"max_graph_memory_bytes": limit})
+    config = run.config.model_copy(update={"capture": capture})
+    assert names(run.model_copy(update={"config": config})) == OF_KEPT | OF_COSTS

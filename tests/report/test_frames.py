@@ -3,7 +3,15 @@ import pytest
 
 from cgprof.errors import RecordError
 from cgprof.record.cost import ReplayCost
-from cgprof.report.frames import graphs_frame, launches_frame, runs_frame, samples_frame
+from cgprof.report.frames import (
+    graphs_frame,
+    launch_points_frame,
+    launches_frame,
+    memory_sums_frame,
+    runs_frame,
+    samples_frame,
+)
+from tests.support.kept import kept_run
 from tests.support.records import launch_stats
 from tests.support.runs import (
     KIB,
@@ -112,3 +120,25 @@ def test_launches_frame_has_one_row_a_timed_key_and_null_where_nothing_is_known(
     assert frame["busy_ns"].dtype == "Int64"
     assert list(launches_frame(run).columns) == list(frame.columns)
     assert launches_frame(run).empty
+
+
+def test_launch_points_frame_has_one_row_a_synthetic_graph():
+    record = kept_run()
+    frame = launch_points_frame(record)
+    points = record.ranks[0].launch_model.points
+    assert frame["launch_ns"].tolist() == [point.median_ns for point in points]
+    assert frame["series"].tolist() == [point.kind for point in points]
+    events = frame[frame["event_records"] > 0]
+    assert events["event_records"].tolist() == [1, 10, 50, 100, 200, 400]
+    assert (events["nodes"] == events["event_records"] + events["kernels"]).all()
+    none = launch_points_frame(cuda_dbo_run())
+    assert none.empty
+    assert list(none.columns) == list(frame.columns)
+
+
+def test_memory_sums_frame_has_sizes_as_integers_and_na_where_there_is_no_device():
+    frame = memory_sums_frame(kept_run())
+    assert frame["what"].tolist() == ["plain keys", "twins", "all"]
+    assert frame["device_delta_bytes"].tolist() == [112 * 2**20, 162 * 2**20, 274 * 2**20]
+    assert str(frame["released_bytes"].dtype) == "Int64"
+    assert memory_sums_frame(tape_dbo_run())["device_delta_bytes"].isna().all()

@@ -97,3 +97,10 @@ def test_what_dominates_names_each_term_once_with_its_keys():
 def test_launches_without_costs_have_no_rows_and_no_notes():
     table = launches_table(rank_of((cuda_graph(key(8)),)), "cuda")
     assert (table.rows, table.notes) == ((), ())
+
+
+def test_steps_of_an_earlier_process_are_told_apart_from_calls_of_this_one():
+    ours, theirs = (cuda_graph(key(8), timing_process_id=process_id) for process_id in (7, 5))
+    costs = {ours.label: cost(process_id=7)}
+    assert "earlier process" not in launches_table(rank_of((ours,), **costs), "cuda").to_text()
+    assert "earlier process" in launches_table(rank_of((theirs,), **costs), "cuda").to_text()

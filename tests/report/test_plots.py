@@ -6,8 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cgprof.report.canvas import png
 from cgprof.report.frames import graphs_frame
-from cgprof.report.plots import launch_figure, memory_figure, png, stages_figure
+from cgprof.report.plots import launch_figure, stages_figure
+from cgprof.report.plots_of_memory import memory_figure
 from tests.support.runs import (
     cuda_dbo_run,
     cuda_graph,
@@ -80,29 +82,12 @@ def test_launch_figure_labels_tape_times():
     assert "CPU stand-in" in figure.get_suptitle()
 
 
-def test_memory_figure_cumulates_plain_keys_then_twins():
-    record = cuda_dbo_run()
-    parts, growth = memory_figure(graphs_frame(record), record).axes
-    assert [bar.get_height() for bar in growth.patches] == [4, 5, 14]
-    tops = {bar.get_y() + bar.get_height() for bar in parts.patches}
-    assert max(tops) == pytest.approx(9)
-    assert growth.get_ylabel() == "device delta so far, MiB"
-
-
-def test_memory_figure_leaves_a_gap_where_memory_was_not_read():
-    graphs = (cuda_graph(key(8)), cuda_graph(key(4), witness=None), cuda_graph(key(2)))
-    record = run_record("cuda", graphs)
-    heights = [
-        bar.get_height() for bar in memory_figure(graphs_frame(record), record).axes[1].patches
-    ]
-    assert np.array_equal(heights, [4, np.nan, 8], equal_nan=True)
-
-
 def test_figures_need_no_display_whatever_the_backend():
     program = (
         "from tests.support.runs import cuda_dbo_run\n"
         "from cgprof.report.frames import graphs_frame\n"
-        "from cgprof.report.plots import launch_figure, png\n"
+        "from cgprof.report.canvas import png\n"
+        "from cgprof.report.plots import launch_figure\n"
         "assert png(launch_figure(graphs_frame(cuda_dbo_run()))).startswith(b'\\x89PNG')\n"
         "import sys; assert 'matplotlib.pyplot' not in sys.modules"
     )

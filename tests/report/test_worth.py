@@ -4,9 +4,10 @@ import pytest
 
 from cgprof.record.types import RunRecord
 from cgprof.record.worth import Estimate, StepTimes, WorthRecord, WorthRow
+from cgprof.report.canvas import png
 from cgprof.report.formats import OutputFormat
 from cgprof.report.frames import worth_frame
-from cgprof.report.plots import png, worth_figure
+from cgprof.report.plots import worth_figure
 from cgprof.report.tables import capture_document, report_document
 from cgprof.report.worth import break_even, worth_lines, worth_table
 from tests.support.runs import cuda_dbo_run, tape_dbo_run

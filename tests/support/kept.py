@@ -1,7 +1,8 @@
-"""A run folder that was kept from a real H200, and runs like it that something was planted in."""
+"""The run folders kept from a real H200, one made older, and runs with something planted."""
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -10,12 +11,75 @@ from cgprof.record.store import read_run
 from cgprof.record.types import RankRecord, RunRecord
 
 RUNS = Path(__file__).parents[2] / "notebooks" / "runs"
+KEPT = sorted(path.name for path in RUNS.iterdir())
 QUIET = "h200-qwen3-30b-a3b-full-decode-only-dbo"
+# What came after the first folders of schema version 2, by name wherever it stands.
+_LATER = {
+    "against_eager",
+    "bound",
+    "capture_error_mode",
+    "capture_process_id",
+    "code",
+    "command",
+    "contents",
+    "eager_work",
+    "effective_mode",
+    "exchange_moved_bytes",
+    "exchange_needed_bytes",
+    "instrumented",
+    "launch_model",
+    "launches_outside",
+    "left_out",
+    "max_graph_memory_bytes",
+    "memory_sample_ms",
+    "modes",
+    "neighbours",
+    "node_model",
+    "p90_ns",
+    "p99_ns",
+    "parallel",
+    "parity_process_id",
+    "power_milliwatts",
+    "process_id",
+    "processes",
+    "replay_costs",
+    "replay_samples",
+    "requested_mode",
+    "round_robin_process_id",
+    "sampled_peak_bytes",
+    "sm_clock_mhz",
+    "spread_real_tokens",
+    "stand_alone",
+    "stand_alone_keys",
+    "strict",
+    "times",
+    "timing_process_id",
+    "trace_launches",
+    "vetoes",
+    "vote",
+    "worth",
+}
 
 
 @cache
 def kept_run(name: str = QUIET) -> RunRecord:
     return read_run(RUNS / name)
+
+
+def write_as_version_2(folder: Path, name: str = QUIET) -> None:
+    """Writes the summary of a kept run as the first folders of schema version 2 had it."""
+    summary = _earlier(json.loads((RUNS / name / "summary.json").read_text()))
+    summary["schema_version"] = 2
+    for rank in summary["ranks"]:
+        del rank["notes"]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def _earlier(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _earlier(under) for name, under in value.items() if name not in _LATER}
+    return [_earlier(one) for one in value] if isinstance(value, list) else value
 
 
 def with_rank(run: RunRecord, **changes: object) -> RunRecord:
