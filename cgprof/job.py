@@ -47,6 +47,10 @@ from cgprof.record.store import NoFolder, RunWriter
 from cgprof.record.types import Failure, RankRecord, RunRecord
 from cgprof.shapes import GraphKey
 
+_NO_PEERS_AFRESH = (
+    "no graph was measured alone and no eager work compared: a fresh process has no other ranks"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTools:
@@ -185,7 +189,13 @@ class Job:
     def measure_afresh(self) -> None:
         """Gives the device back, and measures graphs alone in fresh processes; the last leg."""
         engine = self._engine
-        if engine.recorder.kind == "tape" or engine.ranks is not None:
+        if engine.recorder.kind == "tape":
+            return
+        if engine.ranks is not None:
+            self._found["notes"] = (
+                *self._rank_record(with_decisions=False).notes,
+                _NO_PEERS_AFRESH,
+            )
             return
         keys = engine.graphs.keys
         contents = self._rank_record(with_decisions=False).contents

@@ -40,8 +40,6 @@ from cgprof.parallel.ep import expert_range
 from cgprof.parallel.groups import Ranks
 from cgprof.shapes import DecisionReason, GraphKey, StepDecision
 
-_TOKEN_BYTES = 21  # of the input buffers: id, position, slot, padding
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BareSteps:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.graphs.passes import ExchangeKind, Pass, exchange_kind, passes_of
 from cgprof.graphs.pool_size import pool_bytes
+from cgprof.record.alone import ARENA_STEP_BYTES
 from cgprof.shapes import GraphKey
 
 _OF_PASS = 2  # embedding, last norm
@@ -23,7 +24,6 @@ _OF_EXPERTS = 6  # gate, route, group, gate and up, down, sum
 _SPLIT_MATMUL_TOKENS, _SPLIT_MATMUL_HIDDEN = 64, 2048
 # Source: the same runs: 2.8 to 3.6 KB a node (NVML's growth of the process without the pool).
 _NODE_BYTES = 3200
-ARENA_STEP_BYTES = 2 * 1024**2
 # Source: a server on two H200s, 11 graphs of 97 all-reduces: 0.24 GiB with NCCL's graph mixing,
 # 0.13 GiB without. Far from exact, and of another engine.
 _EVENT_RECORD_BYTES = 110_000

@@ -59,5 +59,5 @@ def measure_afresh(
         stand_alone=tuple(alone),
         node_model=node_model,
         against_eager=work,
-        notes=(f"no model of bytes by nodes: {problem}",) if problem else (),
+        notes=(problem,) if problem else (),
     )

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from cgprof.engine.worker import Engine
 
 
+_NOT_BESIDE = (
+    "launch model: none of the run's graphs took turns with the synthetic ones, since ranks must "
+    "replay equally often"
+)
 _BESIDE_MODEL = 8  # graphs of the run that take turns with the synthetic ones
 
 
@@ -69,12 +73,14 @@ def look_inside(
     if on_device and config.launch_model:
         progress.say("launch model from synthetic graphs")
         modelled, notes = _launch_model(engine)
+    model, own = modelled or (None, {})
+    costs = with_own(costs, own)
+    found = Insight(replay_costs=costs, launch_model=model, notes=notes)
+    yield found
     contents, nodes = read_contents(engine, records)
-    found = Insight(nodes=nodes, contents=contents, replay_costs=costs, notes=notes)
-    if modelled is not None:
-        model, own = modelled
-        costs = with_predictions(model, with_own(costs, own), records, contents, waits_of(own))
-        found = replace(found, replay_costs=costs, launch_model=model)
+    if model is not None:
+        costs = with_predictions(model, costs, records, contents, waits_of(own))
+    found = replace(found, nodes=nodes, contents=contents, replay_costs=costs)
     yield found
     if on_device and config.trace_launches and costs:
         progress.say("launches under CUPTI")
@@ -100,7 +106,6 @@ def _launch_model(
     engine: Engine,
 ) -> tuple[tuple[LaunchModel, dict[str, OwnLaunches]] | None, tuple[str, ...]]:
     """The model, with some of the run's graphs timed beside it, or why there is none."""
-    # Ranks would have to replay equally often; each of them stops by its own clock.
     keys = () if engine.runner.has_peers else choose_keys(engine.graphs.keys, _BESIDE_MODEL)
     own = [
         OwnGraph(
@@ -110,7 +115,8 @@ def _launch_model(
         )
         for key in keys
     ]
+    notes = (_NOT_BESIDE,) if engine.runner.has_peers else ()
     try:
-        return measure_launch_model(engine.device, engine.config.seed, own), ()
+        return measure_launch_model(engine.device, engine.config.seed, own), notes
     except DeviceError as error:
         return None, (f"no launch model: {error}",)

@@ -30,7 +30,7 @@ _WORDS: dict[str, str] = {
 }
 # Source: NCCL user guide, NCCL_GRAPH_MIXING_SUPPORT.
 _WAYS_OUT: dict[str, str] = {
-    "event-record": "NCCL adds one to each captured collective: leave out --nccl-graph-mixing "
+    "event-record": "NCCL's graph mixing adds one a collective: leave out --nccl-graph-mixing "
     "(NCCL_GRAPH_MIXING_SUPPORT=0)",
     "peer-copy": "let a kernel write to the peer instead",
 }
@@ -64,7 +64,7 @@ def predict(
     for kind, count in counts.items():
         if kind in known:
             parts[kind] = known[kind].of(count)
-    total = sum(count for kind, count in nodes.items() if kind != "fork")
+    total = sum(count for kind, count in counts.items() if kind != "fork")
     parts[WAITED] = _of_wait(model, total, waited_ns)
     return Prediction(
         ns=_together(list(parts.values()), model.scatter or 0.0),
@@ -130,16 +130,7 @@ def _wait_ns(record: GraphRecord) -> int:
 
 def _counts(nodes: Mapping[str, int], contents: GraphContents | None) -> dict[str, int]:
     """Nodes by the model's kinds: forks beside them, copies to a peer apart."""
-    counts = {kind: count for kind, count in nodes.items() if count}
-    if contents is None:
-        return counts
-    counts.pop("fork", None)
-    if contents.forks:
-        counts["fork"] = contents.forks
-    peers = min(contents.peer_copies, counts.get("memcpy", 0))
-    if peers:
-        counts["peer-copy"] = counts.get("peer-copy", 0) + peers
-        counts["memcpy"] -= peers
+    counts = nodes if contents is None else {**contents.kinds, "fork": contents.forks}
     return {kind: count for kind, count in counts.items() if count}
 
 

@@ -10,7 +10,8 @@ What a graph takes alone is made of four parts, and only one kind of them follow
 - rest: what the driver took in other moments of the capture, hence also for its graph.
 
 The last two together, the driver's part, are fitted as base + per_node x nodes. The base is what
-the driver needs for the first graph of a process at all. The driver takes memory in steps of
+the driver needs for the first graph of a process at all, less the room that its arena has from the
+start, so it may be below zero. The driver takes memory in steps of
 2 MiB, at times of many: every figure is up to one step above what the nodes need, and two graphs
 whose nodes differ by less than a step may read alike. The base holds the mean of that surplus, and
 the fit's errors its scatter. No estimate is nearer than one step.
@@ -70,11 +71,6 @@ def fit(measured: Sequence[StandAlone]) -> tuple[NodeModel | None, str]:
         notes=tuple(notes),
     )
     return model, ""
-
-
-def estimate(model: NodeModel, nodes: int) -> tuple[int, int]:
-    """Returns the driver's bytes of so many nodes, and by how much that may be wrong."""
-    return model.estimate(nodes)
 
 
 def _problem(one: StandAlone) -> str | None:

@@ -181,11 +181,15 @@ def _over_budget(
     limit_bytes = engine.config.capture.max_graph_memory_bytes
     if limit_bytes is None or start is None or now is None:
         return None
+    grown = witness(start, now)
+    grown_bytes = grown.device_delta_bytes
+    if grown.neighbours == "moved" and grown.nvml_delta_bytes is not None:
+        grown_bytes = grown.nvml_delta_bytes
     estimate = estimate_graph_memory(engine.model_config, engine.config, key)
     first = not engine.graphs.captured
     refusal = MemoryBudget(limit_bytes).room_for(
         key,
-        max(0, start.free_bytes - now.free_bytes),
+        max(0, grown_bytes or 0),
         estimate.node_bytes + (estimate.pool_bytes if first else 0),
     )
     if engine.ranks is None:

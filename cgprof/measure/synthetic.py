@@ -122,11 +122,11 @@ def _build(
 ) -> tuple[list[tuple[Spec, _Series]], list[str]]:
     """Builds each graph once and launches each series once; one kind stops where it is too dear."""
     graphs: dict[tuple[tuple[NodeKind, int], ...], CudaRecording] = {}
-    dear: dict[NodeKind, int] = {}
+    dear: dict[tuple[NodeKind, int], int] = {}  # of a kind, after a wait
     series, notes = [], []
     for spec in wanted:
-        if spec.kind in dear:
-            took = format_ns(dear[spec.kind])
+        if (spec.kind, spec.busy_ns) in dear:
+            took = format_ns(dear[spec.kind, spec.busy_ns])
             notes.append(f"left out, a launch with fewer took {took}: {_named(spec)}")
             continue
         if clock.read_ns() > deadline_ns:
@@ -139,7 +139,7 @@ def _build(
         series.append((spec, one))
         launch_ns = one.probe()
         if launch_ns > _DEAR_NS:
-            dear[spec.kind] = launch_ns
+            dear[spec.kind, spec.busy_ns] = launch_ns
     return series, notes
 
 

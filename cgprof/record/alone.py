@@ -8,7 +8,6 @@ from cgprof.record.graph import GraphMemory, MemoryWitness
 from cgprof.record.strict import NonNegative, Record
 from cgprof.record.worth import Estimate
 from cgprof.shapes import GraphKey
-from cgprof.stats.line import fit_line
 
 # The least by which the driver's arena for graphs grows.
 # Source: measured on an H200, driver 580.159.
@@ -70,6 +69,8 @@ class NodeModel(Record):
         Several graphs of one process share the base: estimate the sum of their nodes. The error is
         half the 95 % interval of a further graph, and never less than one step of the arena.
         """
+        from cgprof.stats.line import fit_line
+
         value = max(0, round(self.base_bytes + self.per_node_bytes.value * nodes))
         line = fit_line(self.points)
         scatter = 0.0 if line is None else line.at(nodes)[1]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
-
-import numpy as np
 
 from cgprof.record.graph import LaunchStats
 from cgprof.record.strict import NonNegative, Record
 from cgprof.record.worth import Estimate
+
+_NOTHING = Estimate(value=0.0, low=0.0, high=0.0)
 
 NodeKind = Literal["kernel", "memset", "memcpy", "peer-copy", "event-record", "event-wait", "fork"]
 
@@ -98,12 +99,13 @@ class LaunchModel(Record):
 
 def between(knots: Sequence[int], heights: Sequence[Estimate], where: int) -> Estimate:
     """Returns a height, linear between rising knots, zero at the first, level beyond the last."""
-
-    def at(values: Sequence[float]) -> float:
-        return float(np.interp(where, knots, [0.0, *values]))
-
-    return Estimate(
-        value=at([height.value for height in heights]),
-        low=at([height.low for height in heights]),
-        high=at([height.high for height in heights]),
-    )
+    points = [(0, _NOTHING), *zip(knots[1:], heights, strict=True)]
+    for (before, low), (after, high) in pairwise(points):
+        if where < after:
+            share = (where - before) / (after - before)
+            return Estimate(
+                value=low.value + share * (high.value - low.value),
+                low=low.low + share * (high.low - low.low),
+                high=low.high + share * (high.high - low.high),
+            )
+    return points[-1][1]

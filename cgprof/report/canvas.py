@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 NS_PER_US = 1e3
 NS_PER_MS = 1e6
 BYTES_PER_MIB = 1024**2
+KINDS = ("plain", "twin")  # of keys, as frames name them
 
 
 def blank_figure(rows: int, columns: int, width: float) -> Figure:

@@ -142,10 +142,11 @@ def unreachable_twin(run: RunRecord) -> Iterator[Finding]:
     """Finds twins that were captured and can never be replayed."""
     limits, config = run.config.limits, run.config.microbatch
     for rank in run.ranks:
-        keys = [graph.key for graph in rank.graphs]
+        captured = [graph for graph in rank.graphs if graph.failure is None]
+        keys = [graph.key for graph in captured]
         idle = [
             graph
-            for graph in rank.graphs
+            for graph in captured
             if graph.key.is_twin and reaching_batch(graph.key, keys, limits, config) is None
         ]
         if idle:

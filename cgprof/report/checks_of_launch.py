@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from cgprof.graphs.estimate import bytes_of_nodes
 from cgprof.record.cost import NodeKind, ReplayCost
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.finding import Check, Finding
@@ -13,6 +14,7 @@ EVENT_RECORD_NODES = "event-record-nodes"
 PEER_COPIES = "peer-copies"
 LAUNCH_UNEXPLAINED = "launch-unexplained"
 TRACING_INFLATES = "tracing-inflates"
+MODEL_LOOSE = "launch-model-loose"
 THROTTLED = "throttled-clocks"
 NOISY = "noisy-timing"
 
@@ -26,6 +28,7 @@ _ERROR = (
     f"the launch model is more than {MOST_ERROR:.0%} off the measured launch, which lies outside "
     "of its 95 % interval"
 )
+_LOOSE = f"points scatter around the launch model by more than {MOST_ERROR:.0%}"
 _INFLATED = f"a launch takes more than {MOST_INFLATION:g} times as long with CUPTI attached"
 _HELD_BACK = "NVML said that the clocks were held back while a key was timed"
 _WIDE = "quartiles of launch are as far apart as measure.relative_noise, or samples too few"
@@ -54,7 +57,7 @@ def event_record_nodes(run: RunRecord) -> Iterator[Finding]:
                     "nodes": sum(counts.values()),
                     "most_in_a_graph": counts[most],
                     **_cost_of_events(rank, most, counts[most]),
-                    **_bytes_of_nodes(rank, sum(counts.values())),
+                    "estimated_bytes": bytes_of_nodes({_EVENT_RECORD: sum(counts.values())}),
                 },
                 threshold=_EVENTS,
                 way_out=_MIXING_OFF if run.config.parallel.nccl_graph_mixing else _NOT_MIXING,
@@ -114,6 +117,35 @@ def launch_unexplained(run: RunRecord) -> Iterator[Finding]:
                 "busy host: the time may be the host's and not the graph's",
                 rank=rank.rank,
             )
+
+
+def launch_model_loose(run: RunRecord) -> Iterator[Finding]:
+    """Finds models whose intervals are so wide that no launch can contradict them."""
+    for rank in run.ranks:
+        model = rank.launch_model
+        if model is None or model.scatter is None or model.scatter <= MOST_ERROR:
+            continue
+        beside = {label: cost for label, cost in rank.replay_costs.items() if cost.beside}
+        near = [
+            label
+            for label, cost in beside.items()
+            if (share := _share(cost)) is not None and abs(share) <= MOST_ERROR
+        ]
+        yield Finding(
+            name=MODEL_LOOSE,
+            severity="doubt",
+            keys=tuple(beside),
+            evidence={
+                "scatter": model.scatter,
+                "largest_error": model.largest_error,
+                "keys_near": len(near),
+                "keys_compared": len(beside),
+            },
+            threshold=_LOOSE,
+            way_out="the host changed its pace while synthetic graphs were timed: the launch model "
+            "of this run is inconclusive; run again on a quiet host",
+            rank=rank.rank,
+        )
 
 
 def tracing_inflates(run: RunRecord) -> Iterator[Finding]:
@@ -195,6 +227,7 @@ LAUNCH_CHECKS: Mapping[str, Check] = {
     EVENT_RECORD_NODES: event_record_nodes,
     PEER_COPIES: peer_copies,
     LAUNCH_UNEXPLAINED: launch_unexplained,
+    MODEL_LOOSE: launch_model_loose,
     TRACING_INFLATES: tracing_inflates,
     THROTTLED: throttled_clocks,
     NOISY: noisy_timing,
@@ -218,18 +251,18 @@ def _cost_of_events(rank: RankRecord, label: str, count: int) -> dict[str, Plain
     return found
 
 
-def _bytes_of_nodes(rank: RankRecord, count: int) -> dict[str, Plain]:
-    model = rank.node_model
-    if model is None:
-        return {}
-    return {"estimated_bytes": round(model.per_node_bytes.value * count)}
-
-
 def _error(cost: ReplayCost) -> float | None:
     """How far a prediction is off; None without one, or where its interval holds the time."""
-    if cost.predicted is None or cost.beside is None or not cost.beside.median_ns:
+    share = _share(cost)
+    if share is None or cost.predicted is None or cost.beside is None:
         return None
-    if cost.predicted.low <= cost.beside.median_ns <= cost.predicted.high:
+    inside = cost.predicted.low <= cost.beside.median_ns <= cost.predicted.high
+    return None if inside else share
+
+
+def _share(cost: ReplayCost) -> float | None:
+    """How far a prediction is off what was timed beside it, relative to that."""
+    if cost.predicted is None or cost.beside is None or not cost.beside.median_ns:
         return None
     return cost.predicted.value / cost.beside.median_ns - 1
 

@@ -35,7 +35,10 @@ POOL_RATIO = 1.3  # of the pool of all keys of a kind over that of the key that 
 
 _TOLERANCE = f"max({format_bytes(REST_FLOOR_BYTES)}, {REST_SHARE:.0%} of the device delta)"
 _MOVED = "another process took or gave back device memory while keys were captured"
-_UNEXPLAINED = f"the device delta and the sum of the parts are more than {_TOLERANCE} apart"
+_UNEXPLAINED = (
+    f"the device delta and the sum of the parts are more than {_TOLERANCE} apart, or more was "
+    "given back than taken"
+)
 _NVML = f"NVML's figure for this process and the device delta are more than {_TOLERANCE} apart"
 _BOUND = (
     f"the driver holds more than {DRIVER_SHARE:.0%} of graph memory and more than "
@@ -259,11 +262,11 @@ def _alone(rank: RankRecord, graphs: Sequence[GraphRecord]) -> dict[str, Plain]:
     alone = [
         size
         for one in rank.stand_alone
-        if one.label in labels and (size := one.total_bytes) is not None
+        if one.label in labels and (size := one.total_bytes) is not None and size >= 0
     ]
     if alone:
         evidence["largest_measured_alone_bytes"] = max(alone)
     model = rank.node_model
     if model is not None:
-        evidence["largest_estimated_alone_bytes"] = model.estimate(max(map(_nodes, graphs)))[0]
+        evidence["largest_estimated_driver_bytes"] = model.estimate(max(map(_nodes, graphs)))[0]
     return evidence

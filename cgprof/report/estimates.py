@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cgprof.graphs.estimate import ARENA_STEP_BYTES, PlanEstimate, estimate_plan
+from cgprof.graphs.estimate import PlanEstimate, estimate_plan
+from cgprof.record.alone import ARENA_STEP_BYTES
 from cgprof.record.graph import MemoryTotals
 from cgprof.record.types import RankRecord, RunRecord
+from cgprof.report.headline import size_text
 from cgprof.report.layout import Table, format_ratio, ratio
-from cgprof.units import format_bytes, format_gib
 
-_SMALLEST_GIB = 1024**3 // 100
 _SLACK_BYTES = 2 * ARENA_STEP_BYTES  # of plain keys and of twins, where all is small
 _NVML, _DEVICE = "NVML, this process", "device delta"
 
@@ -43,16 +43,16 @@ class EstimateRow:
 
 def plan_estimate_line(estimate: PlanEstimate) -> str:
     """Returns what a plan's graphs are estimated to take, and how sure that is."""
-    size = f"{_size(estimate.plain_bytes)} plain"
+    size = f"{size_text(estimate.plain_bytes)} plain"
     if estimate.twin_bytes is not None:
-        size += f" + {_size(estimate.twin_bytes)} twins"
+        size += f" + {size_text(estimate.twin_bytes)} twins"
     return f"estimate of graph memory: {size} ({_surety(estimate.error_share)}; not measured)"
 
 
 def estimate_rows(record: RunRecord) -> tuple[EstimateRow, ...]:
     """Returns each rank's totals beside the estimate for the keys that it captured.
 
-    None for a tape, whose arena is no device memory, and before the totals are known.
+    No rows for a tape, whose arena is no device memory, nor before the totals are known.
     """
     return tuple(row for rank in record.ranks for row in _rank_rows(record, rank))
 
@@ -95,8 +95,8 @@ def estimate_lines(record: RunRecord) -> list[str]:
         if row.part == "all":
             prefix = f"rank {row.rank}: " if len(record.ranks) > 1 else ""
             lines.append(
-                f"{prefix}graph memory by estimate before capture: {_size(row.estimate_bytes)} "
-                f"({_surety(row.error_share)}); measured: {_size(row.measured_bytes)} "
+                f"{prefix}graph memory by estimate before capture: {size_text(row.estimate_bytes)} "
+                f"({_surety(row.error_share)}); measured: {size_text(row.measured_bytes)} "
                 f"({format_ratio(row.measured_over_estimate)})"
             )
     return lines
@@ -105,9 +105,9 @@ def estimate_lines(record: RunRecord) -> list[str]:
 def estimate_warnings(record: RunRecord) -> list[str]:
     """Returns a line for each part that is off by more than its estimate states."""
     return [
-        f"rank {row.rank}: graph memory of {_words(row.part)}: {_size(row.measured_bytes)} "
-        f"measured ({row.measured_by}), {_size(row.estimate_bytes)} estimated: off by more than "
-        f"{_percent(row.error_share)}; look at the parts of each key, or at other processes"
+        f"rank {row.rank}: graph memory of {_words(row.part)}: {size_text(row.measured_bytes)} "
+        f"measured ({row.measured_by}), {size_text(row.estimate_bytes)} estimated: off by more "
+        f"than {_percent(row.error_share)}; look at the parts of each key, or at other processes"
         for row in estimate_rows(record)
         if row.is_off and row.error_share is not None
     ]
@@ -159,7 +159,3 @@ def _percent(share: float) -> str:
 
 def _words(part: str) -> str:
     return {"plain": "plain keys", "twins": "twins", "all": "all keys"}[part]
-
-
-def _size(num_bytes: int) -> str:
-    return format_gib(num_bytes) if abs(num_bytes) >= _SMALLEST_GIB else format_bytes(num_bytes)

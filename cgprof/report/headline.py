@@ -47,10 +47,10 @@ class GraphMemoryLine:
         label = "graph memory" if self.source == "device" else "graph memory, tape arena"
         doubt = f"; {self.doubt}" if self.doubt else ""
         if self.total_bytes is None:
-            return f"{label}: {_size(self.plain_bytes)}{doubt}"
+            return f"{label}: {size_text(self.plain_bytes)}{doubt}"
         return (
-            f"{label}: {_size(self.plain_bytes)} plain -> {_size(self.total_bytes)} with twins "
-            f"({format_ratio(self.twins_ratio)}){doubt}"
+            f"{label}: {size_text(self.plain_bytes)} plain -> {size_text(self.total_bytes)} with "
+            f"twins ({format_ratio(self.twins_ratio)}){doubt}"
         )
 
 
@@ -176,11 +176,12 @@ def _doubt(rank: RankRecord) -> str:
     if whole is None or whole.verdict not in (MOVED, RELEASED):
         return ""
     own = whole.nvml_bytes
-    known = "unknown" if own is None or own < 0 else _size(own)
+    known = "unknown" if own is None or own < 0 else size_text(own)
     return f"{whole.verdict}, this process by NVML: {known}"
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """Returns a size in GiB from a hundredth of one on; a negative one as what was released."""
     if num_bytes < 0:
-        return f"{_size(-num_bytes)} released"
+        return f"{size_text(-num_bytes)} released"
     return format_gib(num_bytes) if abs(num_bytes) >= _SMALLEST_GIB else format_bytes(num_bytes)

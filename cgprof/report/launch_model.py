@@ -101,8 +101,8 @@ def _fitted(model: LaunchModel) -> Iterator[str]:
         "a bootstrap over the points' residuals, each median's sampling error added"
     )
     yield (
-        "fork: a fork and its join, beside its kernels; event-record: each beside a kernel, as "
-        "NCCL adds them; waited: what a wait of the host for the device adds, interpolated between"
+        "fork: a node that several wait for, with their join; event-record: each beside a kernel, "
+        "as NCCL adds them; waited: added by the host waiting for the device, interpolated between"
     )
     if model.scatter is not None and model.largest_error is not None:
         yield (

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from cgprof.report.canvas import (
+    KINDS,
     NS_PER_US,
     blank_figure,
     legend_beside,
@@ -19,7 +20,6 @@ from cgprof.report.canvas import (
     numbers,
 )
 
-_KINDS = ("plain", "twin")
 _LAUNCHES = {
     "eager_launch_ns": "eager",
     "round_robin_launch_ns": "replay, round robin",
@@ -73,7 +73,7 @@ def worth_figure(frame: pd.DataFrame) -> Figure:
 
 
 def _lines_figure(frame: pd.DataFrame, series: dict[str, str], title: str) -> Figure:
-    kinds = [kind for kind in _KINDS if (frame["kind"] == kind).any()]
+    kinds = [kind for kind in KINDS if (frame["kind"] == kind).any()]
     figure = blank_figure(rows=1, columns=max(len(kinds), 1), width=6 * max(len(kinds), 1))
     if not kinds:
         return nothing_to_plot(figure)

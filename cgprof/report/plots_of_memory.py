@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from cgprof.record.types import RunRecord
 from cgprof.report.canvas import (
     BYTES_PER_MIB,
+    KINDS,
     blank_figure,
     legend_beside,
     nothing_to_plot,
@@ -21,7 +22,6 @@ from cgprof.report.canvas import (
 from cgprof.report.headline import headline_lines
 from cgprof.report.memory_sum import MOVED, RELEASED
 
-_KINDS = ("plain", "twin")
 _PARTS = {
     "pool_bytes": "pool",
     "instantiate_bytes": "instantiate + upload",
@@ -110,7 +110,7 @@ def _cumulate(axes: Axes, rows: pd.DataFrame, record: RunRecord) -> None:
     places = np.arange(len(rows))
     added = numbers(rows, "memory_bytes") / BYTES_PER_MIB
     total = np.where(np.isnan(added), np.nan, np.nancumsum(added))
-    for kind in _KINDS:
+    for kind in KINDS:
         is_kind = (rows["kind"] == kind).to_numpy(dtype=bool)
         if is_kind.any():
             axes.bar(places[is_kind], total[is_kind], label=f"{kind} keys")

@@ -2,7 +2,6 @@ import pytest
 
 from cgprof.config.schema import All2AllBackend
 from cgprof.graphs.estimate import (
-    ARENA_STEP_BYTES,
     ERROR_SHARE,
     arena_bytes,
     bytes_of_nodes,
@@ -10,6 +9,7 @@ from cgprof.graphs.estimate import (
     estimate_nodes,
     estimate_plan,
 )
+from cgprof.record.alone import ARENA_STEP_BYTES
 from cgprof.shapes import CapturePolicy
 from tests.support.builders import captured_engine, tiny_model, tiny_run
 from tests.support.graphs import decode_key

@@ -63,10 +63,11 @@ def test_a_wait_is_interpolated_for_the_launch_and_for_each_node_and_ends_with_t
 def test_contents_tell_forks_and_copies_to_a_peer_from_other_copies():
     nodes = {"kernel": 300, "memcpy": 50}
     plain = predict(MODEL, nodes)
-    found = predict(MODEL, nodes, contents(forks=20, peer_copies=40))
+    kinds = {"kernel": 300, "memcpy": 10, "peer-copy": 40}
+    found = predict(MODEL, nodes, contents(kinds=kinds, forks=20, peer_copies=40))
     assert found.counts == {"kernel": 300, "memcpy": 10, "fork": 20, "peer-copy": 40}
     assert found.ns.value > plain.ns.value + 30_000
-    assert predict(MODEL, {**nodes, "fork": 9}, contents()).ns == plain.ns
+    assert predict(MODEL, {**nodes, "fork": 9}, contents(kinds=nodes)).ns == plain.ns
 
 
 def test_kinds_without_a_term_are_named_and_not_guessed():
@@ -105,7 +106,9 @@ def test_costs_get_predictions_for_the_wait_of_their_own_replay():
         cuda_graph(key(32), label="failed", failure="no memory"),
     ]
     costs = {label: cost() for label in ("quick", "slow", "failed", "gone")}
-    done = with_predictions(MODEL, costs, graphs, {"slow": contents(forks=3)})
+    done = with_predictions(
+        MODEL, costs, graphs, {"slow": contents(kinds={"kernel": 600}, forks=3)}
+    )
     assert list(done) == list(costs)
     assert done["quick"].predicted.value == pytest.approx(truth_ns({"kernel": 600}, 0), rel=0.01)
     slow = truth_ns({"kernel": 600, "fork": 3}, 20_000_000)

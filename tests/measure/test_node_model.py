@@ -1,6 +1,6 @@
 import pytest
 
-from cgprof.measure.node_model import estimate, fit
+from cgprof.measure.node_model import fit
 from cgprof.record.alone import ARENA_STEP_BYTES, NodeModel, StandAlone
 from cgprof.record.graph import GraphMemory, MemoryWitness
 from tests.measure.test_alone_keys import key
@@ -50,19 +50,19 @@ def test_estimates_from_figures_in_whole_steps_hold_the_truth_within_their_error
     low, high = model.per_node_bytes.low, model.per_node_bytes.high
     assert low < 3000 < high
     for nodes in (800, 1200, 1800):
-        value, error = estimate(model, nodes)
+        value, error = model.estimate(nodes)
         assert error >= ARENA_STEP_BYTES
         assert abs(value - stepped(nodes)) <= error
 
 
 def test_error_is_never_below_a_step_even_where_all_points_lie_on_the_line():
     model, _ = fit([alone(n, n, 1000 * n + 4 * MIB) for n in (100, 200, 300)])
-    assert estimate(model, 250) == (4 * MIB + 250_000, ARENA_STEP_BYTES)
+    assert model.estimate(250) == (4 * MIB + 250_000, ARENA_STEP_BYTES)
 
 
 def test_error_grows_away_from_what_was_measured():
     model, _ = fit([alone(s, n, stepped(n)) for s, n in ((256, 900), (8, 770), (64, 1540))])
-    assert estimate(model, 60_000)[1] > 5 * estimate(model, 1000)[1]
+    assert model.estimate(60_000)[1] > 5 * model.estimate(1000)[1]
 
 
 def test_two_numbers_of_nodes_give_a_model_that_says_what_it_assumes():
@@ -120,4 +120,4 @@ def test_no_model_without_enough_to_fit(nodes, sizes, words):
 def test_model_of_a_record_estimates_as_before():
     model, _ = fit([alone(s, n, stepped(n)) for s, n in ((256, 900), (8, 770), (64, 1540))])
     again = NodeModel.model_validate_json(model.model_dump_json())
-    assert estimate(again, 1234) == estimate(model, 1234)
+    assert again.estimate(1234) == model.estimate(1234)
