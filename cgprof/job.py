@@ -16,15 +16,15 @@ from cgprof.accuracy.result import Scored
 from cgprof.accuracy.score import score_both, score_task
 from cgprof.accuracy.sensitivity import judge_fault, leg_colours
 from cgprof.accuracy.weights import check_weights
+from cgprof.cost.insight import look_inside
 from cgprof.engine.engine import serve
 from cgprof.engine.worker import Engine
 from cgprof.engine.workload import workload
 from cgprof.errors import CgprofError, ConfigError
-from cgprof.measure.afresh import measure_afresh
+from cgprof.fresh.afresh import measure_afresh
 from cgprof.measure.capture_times import describe_parts, seconds_by_part
 from cgprof.measure.clock import Clock, clock_for, timer_floor_ns
 from cgprof.measure.company import agreed, decisions, gathered, own_part, required, vetoes
-from cgprof.measure.insight import look_inside
 from cgprof.measure.kept import Kept
 from cgprof.measure.launch import recording_overhead_ns
 from cgprof.measure.memory import MemoryReader

@@ -22,7 +22,7 @@ MAY_TOUCH_CUDA = (
     "measure.clock",
     "measure.memory",
     "measure.nvml",
-    "measure.synthetic",
+    "cost.synthetic",
     "engine.tokens",
     "engine.room",
     "parallel.groups",

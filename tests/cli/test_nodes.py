@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cgprof.cli.app import app
+from cgprof.cost.contents import read_contents
 from cgprof.graphs.topology import Node, contents
-from cgprof.measure.contents import read_contents
 from cgprof.record.nodes import NodeTable
 from cgprof.record.store import RunWriter
 from cgprof.record.types import RankRecord

@@ -1,4 +1,4 @@
-from cgprof.measure.launch_model import fit
+from cgprof.cost.launch_model import fit
 from cgprof.record.cost import ReplayCost
 from cgprof.record.types import RankRecord
 from cgprof.record.worth import Estimate

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cgprof.measure.launch_model import fit
+from cgprof.cost.launch_model import fit
 from cgprof.record.types import RankRecord
 from cgprof.report.canvas import png
 from cgprof.report.frames import launch_points_frame

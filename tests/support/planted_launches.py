@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cgprof.measure.synthetic_layout import Spec, specs
+from cgprof.cost.synthetic_layout import Spec, specs
 from cgprof.record.cost import LaunchPoint
 
 BASE_NS = 5_000.0

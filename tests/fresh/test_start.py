@@ -9,7 +9,7 @@ import tempfile
 import pytest
 
 from cgprof.config.schema import ParallelConfig
-from cgprof.measure.fresh import FreshTask, measure_alone, run_fresh
+from cgprof.fresh.start import FreshTask, measure_alone, run_fresh
 from cgprof.shapes import GraphKey, RuntimeMode
 from tests.support.builders import tiny_model, tiny_run
 from tests.support.children import ROOT, environment
@@ -27,7 +27,7 @@ signal.pause()
 """
 PARENT = """
 import sys
-from cgprof.measure.fresh import FreshTask, run_fresh
+from cgprof.fresh.start import FreshTask, run_fresh
 task = FreshTask.model_validate_json(sys.argv[1])
 run_fresh(task, timeout_s=100, command=[sys.executable, "-c", sys.argv[2], sys.argv[3]])
 """
@@ -127,7 +127,7 @@ def test_process_does_not_outlive_its_parent(pipe, by, tmp_path):
 
 def test_process_of_another_parent_ends_before_it_begins(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-P", "-m", "cgprof.measure.fresh_process", "1", str(tmp_path)],
+        [sys.executable, "-P", "-m", "cgprof.fresh.process", "1", str(tmp_path)],
         env=environment(),
         input=task().model_dump_json().encode(),
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Which keys are measured alone. Pure."""
+"""Which few of the keys stand for all, where measuring each would take too long. Pure."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ import shutil
 import pytest
 import torch
 
-from cgprof.measure.cupti import find_library, graph_launches, loaded_libraries
+from cgprof.cost.cupti import find_library, graph_launches, loaded_libraries
 from tests.support.fake_cupti import LAUNCH, LAUNCH_PTSZ, MALLOC, OVERHEAD, FakeCalls, build
 
 needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
@@ -106,7 +106,7 @@ def test_toolkit_of_the_environment_is_found(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "libcupti.so.13").write_text("")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    monkeypatch.setattr("cgprof.measure.cupti._MAPS", tmp_path / "maps")
+    monkeypatch.setattr("cgprof.cost.cupti._MAPS", tmp_path / "maps")
     assert find_library() == str(folder / "libcupti.so.13")
 
 

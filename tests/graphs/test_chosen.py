@@ -1,6 +1,6 @@
 import pytest
 
-from cgprof.measure.alone_keys import choose_keys
+from cgprof.graphs.chosen import choose_keys
 from cgprof.shapes import GraphKey, RuntimeMode
 
 

@@ -1,8 +1,8 @@
 import pytest
 
+from cgprof.fresh.eager_work import difference, graph_work
+from cgprof.fresh.step_work import count_work, eager_step_work
 from cgprof.graphs.topology import contents
-from cgprof.measure.eager_work import difference, graph_work
-from cgprof.measure.step_work import count_work, eager_step_work
 from cgprof.shapes import CapturePolicy
 from tests.support.builders import captured_engine, tiny_run
 

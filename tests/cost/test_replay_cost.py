@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from cgprof.cost.replay_cost import _Rounds, replay_costs
+from cgprof.cost.traced import traced_launches, with_traced
 from cgprof.measure.clock import CpuClock, clock_for
 from cgprof.measure.outside import GRAPH, trace_launches
-from cgprof.measure.replay_cost import _Rounds, replay_costs
-from cgprof.measure.traced import traced_launches, with_traced
 from cgprof.record.samples import SampleSink
 from tests.support.builders import build_engine, captured_engine, tiny_run
 from tests.support.ranks import run_ranks

@@ -1,4 +1,4 @@
-"""A fresh process: `python -m cgprof.measure.fresh_process PARENT FOLDER`, its task on stdin.
+"""A fresh process: `python -m cgprof.fresh.process PARENT FOLDER`, its task on stdin.
 
 The answer is a file in the folder; stdout and stderr are left to libraries.
 """
@@ -15,8 +15,8 @@ from cgprof.parallel.launched import follow
 def main() -> None:
     """Ties the process to its parent before anything heavy is loaded, then does its task."""
     follow(int(sys.argv[1]))
-    from cgprof.measure.fresh import ANSWER, FreshTask
-    from cgprof.measure.fresh_work import do
+    from cgprof.fresh.start import ANSWER, FreshTask
+    from cgprof.fresh.work import do
 
     answer = do(FreshTask.model_validate_json(sys.stdin.buffer.read()))
     path = Path(sys.argv[2]) / ANSWER

@@ -1,10 +1,10 @@
-from cgprof.measure.eager_work import (
+from cgprof.fresh.eager_work import (
     DeclaredException,
     compare_work,
     difference,
     graph_work,
 )
-from cgprof.measure.fresh import FreshAnswer
+from cgprof.fresh.start import FreshAnswer
 from cgprof.record.contents import GraphContents
 
 LAYER = {"norm": 4, "attention": 2, "gemm": 6}

@@ -1,9 +1,9 @@
 import pytest
 
-from cgprof.measure.node_model import fit
+from cgprof.fresh.node_model import fit
 from cgprof.record.alone import ARENA_STEP_BYTES, NodeModel, StandAlone
 from cgprof.record.graph import GraphMemory, MemoryWitness
-from tests.measure.test_alone_keys import key
+from tests.graphs.test_chosen import key
 
 MIB = 1024**2
 

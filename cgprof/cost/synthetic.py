@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from cgprof.cost.launch_model import fit
+from cgprof.cost.synthetic_graphs import GraphBuilder, graph_builder
+from cgprof.cost.synthetic_layout import Spec, specs
 from cgprof.errors import DeviceError
 from cgprof.graphs.cuda import CudaRecording, gc_paused
 from cgprof.graphs.recorder import Recording
 from cgprof.measure.clock import CudaClock
-from cgprof.measure.launch_model import fit
 from cgprof.measure.samples import launch_stats
-from cgprof.measure.synthetic_graphs import GraphBuilder, graph_builder
-from cgprof.measure.synthetic_layout import Spec, specs
 from cgprof.record.cost import LaunchModel, LaunchPoint, NodeKind
 from cgprof.record.graph import LaunchStats
 from cgprof.stats.quantiles import median

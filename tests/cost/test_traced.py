@@ -1,4 +1,4 @@
-from cgprof.measure.traced import TracedLaunches, by_label, traced_launches, with_traced
+from cgprof.cost.traced import TracedLaunches, by_label, traced_launches, with_traced
 from cgprof.record.cost import ReplayCost
 from tests.support.builders import captured_engine, tiny_run
 from tests.support.records import graph_record, launch_stats

@@ -1,5 +1,5 @@
+from cgprof.fresh.afresh import measure_afresh
 from cgprof.graphs.plan_record import resolve_plan
-from cgprof.measure.afresh import measure_afresh
 from cgprof.record.contents import GraphContents
 from tests.support.builders import tiny_model, tiny_run
 

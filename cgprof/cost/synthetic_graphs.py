@@ -8,11 +8,11 @@ from typing import NamedTuple, SupportsInt
 
 import torch
 
+from cgprof.cost.synthetic_layout import Spec, node_order
 from cgprof.errors import DeviceError
 from cgprof.graphs.cuda import CudaRecorder, CudaRecording
 from cgprof.graphs.nodes import bindings
 from cgprof.graphs.topology import contents
-from cgprof.measure.synthetic_layout import Spec, node_order
 from cgprof.record.cost import NodeKind
 
 _ROW, _COPY_BYTES = 256, 4096

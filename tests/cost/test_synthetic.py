@@ -1,12 +1,12 @@
 import pytest
 import torch
 
+from cgprof.cost.launch_model import fit
+from cgprof.cost.launch_prediction import dominant, predict
+from cgprof.cost.synthetic import measure_launch_model, time_graphs
+from cgprof.cost.synthetic_graphs import graph_builder
+from cgprof.cost.synthetic_layout import Spec, specs
 from cgprof.errors import DeviceError
-from cgprof.measure.launch_model import fit
-from cgprof.measure.launch_prediction import dominant, predict
-from cgprof.measure.synthetic import measure_launch_model, time_graphs
-from cgprof.measure.synthetic_graphs import graph_builder
-from cgprof.measure.synthetic_layout import Spec, specs
 
 UNSEEN = (
     Spec(kind="memset", counts={"kernel": 300, "memset": 40}),

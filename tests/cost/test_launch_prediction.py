@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cgprof.measure.launch_model import fit
-from cgprof.measure.launch_prediction import dominant, predict, with_predictions
+from cgprof.cost.launch_model import fit
+from cgprof.cost.launch_prediction import dominant, predict, with_predictions
 from cgprof.record.contents import GraphContents
 from cgprof.record.cost import ReplayCost
 from tests.support.planted_launches import RECORDS, planted_points, truth_ns

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cgprof.measure.launch_model import WAITED_KNOTS_NS
-from cgprof.measure.synthetic_layout import EVENT_SIZES, Spec, node_order, specs
+from cgprof.cost.launch_model import WAITED_KNOTS_NS
+from cgprof.cost.synthetic_layout import EVENT_SIZES, Spec, node_order, specs
 
 BRANCHES = ("fork", "event-record")
 

@@ -1,4 +1,4 @@
-from cgprof.measure.contents import read_contents
+from cgprof.cost.contents import read_contents
 from cgprof.record.nodes import NODES, read_nodes
 from tests.support.builders import captured_engine, tiny_run
 from tests.support.runs import failed_graph, tape_graph

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cgprof.cost.cupti import Interval, graph_launches
+from cgprof.cost.replay_cost import patient, ready_graph
 from cgprof.graphs.cuda import gc_paused
-from cgprof.measure.cupti import Interval, graph_launches
-from cgprof.measure.replay_cost import patient, ready_graph
 from cgprof.measure.samples import launch_stats
 from cgprof.record.cost import ReplayCost
 from cgprof.record.graph import GraphRecord, LaunchStats

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from cgprof.config.compat import blocks_needed
 from cgprof.engine.worker import Engine
 from cgprof.errors import CgprofError
+from cgprof.fresh.start import FreshAnswer, FreshTask
+from cgprof.fresh.step_work import eager_step_work
 from cgprof.graphs.plan import CapturePlan
 from cgprof.measure.device import current_device
-from cgprof.measure.fresh import FreshAnswer, FreshTask
 from cgprof.measure.memory import MemoryReader
 from cgprof.measure.profile import CapturePoints, capture_keys, stream_names
-from cgprof.measure.step_work import eager_step_work
 from cgprof.record.alone import StandAlone
 from cgprof.record.contents import Counts
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cgprof.config.schema import ModelConfig, RunConfig
-from cgprof.measure.alone_keys import choose_keys
-from cgprof.measure.eager_work import compare_work
-from cgprof.measure.fresh import FreshTask, measure_alone, run_fresh
-from cgprof.measure.node_model import fit
+from cgprof.fresh.eager_work import compare_work
+from cgprof.fresh.node_model import fit
+from cgprof.fresh.start import FreshTask, measure_alone, run_fresh
+from cgprof.graphs.chosen import choose_keys
 from cgprof.record.alone import NodeModel, StandAlone
 from cgprof.record.contents import GraphContents, WorkDifference
 from cgprof.shapes import GraphKey

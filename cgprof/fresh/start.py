@@ -26,7 +26,7 @@ from cgprof.record.strict import NonNegative, Record
 from cgprof.shapes import GraphKey
 
 ANSWER = "answer.json"
-_MODULE = "cgprof.measure.fresh_process"
+_MODULE = "cgprof.fresh.process"
 _GRACE_S = 10.0  # from SIGKILL until the driver must have let go of a process
 _LAST_BYTES = 8192
 _LINE_LENGTH = 300

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cgprof.measure.launch_model import WAITED_KNOTS_NS
+from cgprof.cost.launch_model import WAITED_KNOTS_NS
 from cgprof.record.cost import NodeKind
 
 KERNEL_SIZES = (10, 100, 1000, 4000)

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from cgprof.cost.contents import read_contents
+from cgprof.cost.launch_prediction import with_predictions
+from cgprof.cost.replay_cost import ready_graph, replay_costs
+from cgprof.cost.synthetic import OwnGraph, OwnLaunches, measure_launch_model
+from cgprof.cost.traced import traced_launches, with_traced
 from cgprof.errors import DeviceError
-from cgprof.measure.alone_keys import choose_keys
+from cgprof.graphs.chosen import choose_keys
 from cgprof.measure.clock import Clock
-from cgprof.measure.contents import read_contents
-from cgprof.measure.launch_prediction import with_predictions
 from cgprof.measure.progress import Progress
-from cgprof.measure.replay_cost import ready_graph, replay_costs
-from cgprof.measure.synthetic import OwnGraph, OwnLaunches, measure_launch_model
-from cgprof.measure.traced import traced_launches, with_traced
 from cgprof.record.contents import GraphContents
 from cgprof.record.cost import LaunchModel, ReplayCost
 from cgprof.record.graph import GraphRecord

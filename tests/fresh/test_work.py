@@ -3,10 +3,10 @@
 import pytest
 
 from cgprof.config.load import load_run
+from cgprof.fresh.eager_work import compare_work
+from cgprof.fresh.start import FreshTask, measure_alone, run_fresh
+from cgprof.fresh.work import do
 from cgprof.graphs.topology import contents
-from cgprof.measure.eager_work import compare_work
-from cgprof.measure.fresh import FreshTask, measure_alone, run_fresh
-from cgprof.measure.fresh_work import do
 from cgprof.shapes import CapturePolicy
 from tests.support.builders import captured_engine, tiny_model, tiny_run
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cgprof.measure.fresh import FreshAnswer
+from cgprof.fresh.start import FreshAnswer
 from cgprof.record.contents import Counts, GraphContents, WorkDifference
 
 # A copy is one activity, whichever kind of node holds it.

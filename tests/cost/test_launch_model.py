@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cgprof.cost.launch_model import WAITED_KNOTS_NS, fit
+from cgprof.cost.launch_prediction import predict
+from cgprof.cost.synthetic_layout import specs
 from cgprof.errors import DeviceError
-from cgprof.measure.launch_model import WAITED_KNOTS_NS, fit
-from cgprof.measure.launch_prediction import predict
-from cgprof.measure.synthetic_layout import specs
 from tests.support.planted_launches import BASE_NS, RECORDS, SLOPES, WAITS, planted_points, truth_ns
 
 SETTINGS = settings(deadline=None, derandomize=True, max_examples=8)
