@@ -32,7 +32,7 @@ MOST_OVERHEAD, MOST_SPREAD = 0.01, 0.03
 
 def measure(model_name: str, sizes: str) -> list[dict[str, object]]:
     settings = {
-        "capture": {"policy": "FULL_DECODE_ONLY", "sizes": [int(size) for size in sizes.split(",")]}
+        "capture": {"policy": "full-decode-only", "sizes": [int(size) for size in sizes.split(",")]}
     }
     run, model = load_run(None, model_name, settings)
     _, plan = resolve_plan(run, model)
