@@ -179,7 +179,8 @@ def never_replayed(run: RunRecord) -> Iterator[Finding]:
                 keys=tuple(graph.label for graph in idle),
                 evidence={"steps_served": steps, "graph_memory_bytes": _growth(idle)},
                 threshold=_NO_STEP,
-                way_out="nothing if the workload was a short trial; else leave these sizes out of "
+                way_out="cgprof's own short trial, which says nothing of your traffic: where your "
+                "batches never reach these sizes, leave them out of "
                 "--cudagraph-capture-sizes",
                 rank=rank.rank,
             )

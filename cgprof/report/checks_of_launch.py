@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cgprof.graphs.estimate import bytes_of_nodes
-from cgprof.record.cost import NodeKind, ReplayCost
+from cgprof.record.cost import LaunchModel, NodeKind, ReplayCost
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.finding import Check, Finding
 from cgprof.report.layout import Plain
@@ -123,7 +123,7 @@ def launch_model_loose(run: RunRecord) -> Iterator[Finding]:
     """Finds models whose intervals are so wide that no launch can contradict them."""
     for rank in run.ranks:
         model = rank.launch_model
-        if model is None or model.scatter is None or model.scatter <= MOST_ERROR:
+        if model is None or not is_loose(model):
             continue
         beside = {label: cost for label, cost in rank.replay_costs.items() if cost.beside}
         near = [
@@ -136,9 +136,9 @@ def launch_model_loose(run: RunRecord) -> Iterator[Finding]:
             severity="doubt",
             keys=tuple(beside),
             evidence={
-                "scatter": model.scatter,
-                "largest_error": model.largest_error,
-                "keys_near": len(near),
+                "scatter_of_points": model.scatter,
+                "worst_point": model.largest_error,
+                "keys_near_the_model": len(near),
                 "keys_compared": len(beside),
             },
             threshold=_LOOSE,
@@ -146,6 +146,11 @@ def launch_model_loose(run: RunRecord) -> Iterator[Finding]:
             "of this run is inconclusive; run again on a quiet host",
             rank=rank.rank,
         )
+
+
+def is_loose(model: LaunchModel | None) -> bool:
+    """Whether the points around a model scatter so much that it decides nothing."""
+    return model is not None and model.scatter is not None and model.scatter > MOST_ERROR
 
 
 def tracing_inflates(run: RunRecord) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ _FIT_COLUMNS = {
     "predicted_over_measured_ratio": "predicted/measured",
     "within": f"within {MOST_ERROR:.0%}",
     "in_interval": "in the interval",
-    "dominated_by": "mostly",
+    "dominated_by": "predicted mostly",
     "samples": "n",
 }
 
@@ -122,7 +122,7 @@ def _fit(cost: ReplayCost) -> tuple[Cell, ...] | None:
         ratio(cost.predicted.value, cost.beside.median_ns),
         None if within is None else ("yes" if within else "no"),
         "yes" if cost.predicted.low <= cost.beside.median_ns <= cost.predicted.high else "no",
-        cost.dominated_by or None,
+        cost.dominated_by.partition(":")[0] or None,
         cost.beside.count,
     )
 

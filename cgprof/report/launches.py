@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from cgprof.record.cost import ReplayCost
 from cgprof.record.graph import GraphRecord, LaunchStats
 from cgprof.record.types import RankRecord
+from cgprof.report.checks_of_launch import is_loose
 from cgprof.report.layout import Cell, Table, one_line
 
 # Column stem -> what people read. Each has a median, p90 and p99.
@@ -21,6 +23,8 @@ _SERIES = {
     "traced": "traced",
     "traced_wall": "traced wall",
 }
+# The words of a cost's largest term: what, its time of the whole, its share, and the way out.
+_SHARE = re.compile(r"(?P<what>.*): \S+ \S+ of \S+ \S+ \((?P<share>\d+)%\)(?P<way_out>.*)")
 _COLUMNS = {
     "key": "key",
     "first_ns": "first",
@@ -53,8 +57,24 @@ def launches_table(rank: RankRecord, recorder: Literal["cuda", "tape"]) -> Table
 
 
 def what_dominates(rank: RankRecord) -> list[str]:
-    """Returns in words what the launch model finds to be the largest term, with its keys."""
-    return _with_keys(rank, lambda cost: cost.dominated_by, "launch is mostly")
+    """Returns in words what the model finds to be the largest term, its share and its keys."""
+    shares: dict[str, dict[str, int]] = {}
+    for label, cost in rank.replay_costs.items():
+        found = _SHARE.fullmatch(one_line(cost.dominated_by))
+        if found is not None:
+            what = found["what"] + found["way_out"]
+            shares.setdefault(what, {})[label] = int(found["share"])
+    doubt = "; the model is loose in this run" if is_loose(rank.launch_model) else ""
+    return [
+        f"the model's estimate is mostly {what} ({_percent(list(of.values()))} of it, "
+        f"{len(of)} of {len(rank.replay_costs)} keys){doubt}"
+        for what, of in shares.items()
+    ]
+
+
+def _percent(shares: Sequence[int]) -> str:
+    low, high = min(shares), max(shares)
+    return f"{low}%" if low == high else f"{low} to {high}%"
 
 
 def _row(graph: GraphRecord, cost: ReplayCost) -> tuple[Cell, ...]:
@@ -86,6 +106,8 @@ def _measured(rank: RankRecord, recorder: Literal["cuda", "tape"]) -> list[str]:
         return []
     notes = ["CPU stand-in times (tape), never GPU times"] if recorder == "tape" else []
     notes += [
+        "a server's step pays what round robin shows, one repeated key what hot shows; the calls "
+        "alone come from other seconds, and a host changes its pace: subtract no columns",
         "idle: host time of the replay call alone, the device synchronised before each; inputs "
         "written once, one round thrown away; medians with p90 and, from a hundred samples on, p99",
         "CPU: the calling thread's CPU time, of other calls taken by turns with those; "

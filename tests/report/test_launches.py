@@ -1,10 +1,11 @@
-from cgprof.record.cost import ReplayCost
+from cgprof.record.cost import LaunchModel, ReplayCost
 from cgprof.record.types import RankRecord
 from cgprof.record.worth import Estimate
 from cgprof.report.launches import launches_table, what_dominates
 from tests.support.records import launch_stats
 from tests.support.runs import cuda_graph, failed_graph, key, tape_graph
 
+SURE = Estimate(value=4_000.0, low=3_900.0, high=4_100.0)
 IDLE = {"p90_ns": 12_000, "p99_ns": 15_000, "count": 100}
 
 
@@ -83,14 +84,18 @@ def test_launches_of_a_tape_are_stand_ins_and_say_what_is_missing_and_why():
 
 def test_what_dominates_names_each_term_once_with_its_keys():
     graphs = tuple(cuda_graph(key(size)) for size in (8, 4, 2))
-    events = cost(dominated_by="192 event records: --no-nccl-graph-mixing removes them")
-    costs = {graphs[0].label: events, graphs[1].label: events, graphs[2].label: cost()}
+    words = "192 event records: {} of 50 us ({}%); leave mixing out"
+    few, many = (cost(dominated_by=words.format(*told)) for told in (("30 us", 60), ("40 us", 80)))
+    costs = {graphs[0].label: few, graphs[1].label: many, graphs[2].label: cost()}
     rank = rank_of(graphs, **costs)
     (note,) = what_dominates(rank)
     assert note == (
-        "launch is mostly 192 event records: --no-nccl-graph-mixing removes them "
-        f"({graphs[0].label} and 1 more)"
+        "the model's estimate is mostly 192 event records; leave mixing out (60 to 80% of it, "
+        "2 of 3 keys)"
     )
+    loose = LaunchModel(base_ns=SURE, terms=(), points=(), scatter=0.75)
+    (doubted,) = what_dominates(rank.model_copy(update={"launch_model": loose}))
+    assert doubted == f"{note}; the model is loose in this run"
     assert note in launches_table(rank, "cuda").notes
 
 
