@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SHORTEST_RUN = 4  # numbers that are shortened to a range
 _MOST_NAMES = 4  # skipped keys that are named one by one
 _FOUND = 1
+_MUCH_PADDING = 2  # times its requests that the default sizes never pad a decode batch to
 _ESTIMATED = ("estimated_nodes", "estimated_node_bytes", "estimated_pool_bytes")
 
 Explain = Annotated[
@@ -154,6 +155,7 @@ def plan_lines(
 ) -> list[str]:
     """Returns a plan as a person reads it."""
     from cgprof.graphs.estimate import estimate_plan
+    from cgprof.graphs.explain import worst_padding
     from cgprof.report.estimates import plan_estimate_line
     from cgprof.units import format_ranges
 
@@ -186,6 +188,12 @@ def plan_lines(
         lines.append(f"decode batches {batches} have no graph and run eager")
     elif made.keys:
         lines.append(f"every decode batch of 1-{run.limits.max_num_seqs} requests has a graph")
+    worst = worst_padding(made.keys, run.limits.max_num_seqs, run.microbatch)
+    if worst is not None and worst[1] > _MUCH_PADDING * worst[0]:
+        lines.append(
+            f"worst padding: a batch of {worst[0]} runs as {worst[1]} tokens "
+            f"(x{worst[1] / worst[0]:.3g}); more sizes narrow it"
+        )
     return lines
 
 

@@ -191,3 +191,19 @@ def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]} has"
     return f"ranks {', '.join(map(str, ranks))} have"
+
+
+def worst_padding(
+    keys: Collection[GraphKey], max_num_seqs: int, config: MicrobatchConfig
+) -> tuple[int, int] | None:
+    """Returns the decode batch that one rank pads by the largest factor, and to how many tokens.
+
+    None where no batch of one token a request replays a graph.
+    """
+    padded: list[tuple[int, int]] = []
+    for num_reqs in range(1, max_num_seqs + 1):
+        shape = BatchShape(num_reqs=num_reqs, num_tokens=num_reqs, max_query_len=1)
+        key = decide([vote(shape, keys, config)], keys, config).key
+        if key.mode is not RuntimeMode.NONE:
+            padded.append((num_reqs, key.num_tokens))
+    return max(padded, key=lambda pair: (pair[1] / pair[0], -pair[0]), default=None)

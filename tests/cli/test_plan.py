@@ -167,6 +167,17 @@ def test_smaller_budget_also_leaves_plain_keys_out_and_names_them_apart():
     assert "skipped  29 twins of 32-256 by 8 tokens: left out" in text
 
 
+def test_plan_that_pads_small_batches_far_says_how_far():
+    assert "worst padding" not in plan(*QWEN)
+    text = plan(*QWEN, "--max-graph-memory", "0.05GiB")
+    (line,) = [line for line in text.splitlines() if line.startswith("worst padding")]
+    sizes = [int(key["num_tokens"]) for key in keys_of("--max-graph-memory", "0.05GiB")["keys"]]
+    batches = range(1, 257)
+    worst = max(batches, key=lambda batch: (min(s for s in sizes if s >= batch) / batch, -batch))
+    runs_as = min(size for size in sizes if size >= worst)
+    assert line.startswith(f"worst padding: a batch of {worst} runs as {runs_as} tokens (x")
+
+
 def test_strict_refuses_a_plan_that_its_budget_trims():
     args = ("plan", *QWEN, "--max-graph-memory", "0.15GiB", "--strict")
     result = CliRunner().invoke(app, args)

@@ -1,7 +1,7 @@
 import pytest
 
 from cgprof.graphs.dispatch import eager_key
-from cgprof.graphs.explain import explain, load_shape, microbatch_loads
+from cgprof.graphs.explain import explain, load_shape, microbatch_loads, worst_padding
 from cgprof.shapes import CapturePolicy, DecisionReason
 from tests.support.graphs import DBO, NO_DBO, decode, decode_key, plan, prefill
 
@@ -113,3 +113,10 @@ def test_load_shape_is_a_decode_step_unless_a_prompt_chunk_joins():
     assert (mixed.num_reqs, mixed.num_tokens, mixed.max_query_len) == (9, 13, 5)
     assert mixed.uniform_query_len is None
     assert load_shape(0, prefill_tokens=1).uniform_query_len is None
+
+
+def test_worst_padding_is_that_of_the_batch_which_is_padded_most():
+    keys = [decode_key(size) for size in (64, 8, 2)]
+    assert worst_padding(keys, 64, NO_DBO) == (9, 64)
+    assert worst_padding(keys, 8, NO_DBO) == (3, 8)
+    assert worst_padding([], 8, NO_DBO) is None
