@@ -23,6 +23,7 @@ from cgprof.engine.workload import workload
 from cgprof.errors import CgprofError, ConfigError
 from cgprof.fresh.afresh import measure_afresh
 from cgprof.measure.capture_times import describe_parts, seconds_by_part
+from cgprof.measure.captures import CapturePoints, capture_keys, memory_totals, stream_names
 from cgprof.measure.clock import Clock, clock_for, timer_floor_ns
 from cgprof.measure.company import agreed, decisions, gathered, own_part, required, vetoes
 from cgprof.measure.kept import Kept
@@ -30,14 +31,7 @@ from cgprof.measure.launch import recording_overhead_ns
 from cgprof.measure.memory import MemoryReader
 from cgprof.measure.nvml import NvmlDevice
 from cgprof.measure.outside import count_outside
-from cgprof.measure.profile import (
-    CapturePoints,
-    capture_keys,
-    memory_totals,
-    profile_key,
-    profile_round_robin,
-    stream_names,
-)
+from cgprof.measure.profile import profile_key, profile_round_robin
 from cgprof.measure.progress import Progress
 from cgprof.measure.shortage import with_final_words
 from cgprof.measure.worth import weigh_overlap

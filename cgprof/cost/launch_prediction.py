@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from cgprof.record.contents import GraphContents
-from cgprof.record.cost import LaunchModel, ReplayCost, between
+from cgprof.record.cost import MIXING_OFF, LaunchModel, ReplayCost, between
 from cgprof.record.graph import GraphRecord
 from cgprof.record.worth import Estimate
 from cgprof.units import format_ns
@@ -28,10 +28,8 @@ _WORDS: dict[str, str] = {
     "event-record": "{count} event-record nodes",
     "fork": "{count} forks",
 }
-# Source: NCCL user guide, NCCL_GRAPH_MIXING_SUPPORT.
 _WAYS_OUT: dict[str, str] = {
-    "event-record": "NCCL's graph mixing adds one a collective: leave out --nccl-graph-mixing "
-    "(NCCL_GRAPH_MIXING_SUPPORT=0)",
+    "event-record": f"NCCL's graph mixing adds one a collective: {MIXING_OFF}",
     "peer-copy": "let a kernel write to the peer instead",
 }
 

@@ -12,9 +12,9 @@ from cgprof.errors import CgprofError
 from cgprof.fresh.start import FreshAnswer, FreshTask
 from cgprof.fresh.step_work import eager_step_work
 from cgprof.graphs.plan import CapturePlan
+from cgprof.measure.captures import CapturePoints, capture_keys, stream_names
 from cgprof.measure.device import current_device
 from cgprof.measure.memory import MemoryReader
-from cgprof.measure.profile import CapturePoints, capture_keys, stream_names
 from cgprof.record.alone import StandAlone
 from cgprof.record.contents import Counts
 

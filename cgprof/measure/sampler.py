@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+from cgprof.measure.memory import used_bytes
+
+if TYPE_CHECKING:
+    from cgprof.engine.worker import Engine
 
 
 class Peak:
@@ -60,3 +66,8 @@ def _sample(
             peak.add(read())
     except (OSError, RuntimeError, ValueError) as error:
         failures.append(error)
+
+
+def sampled(engine: Engine) -> AbstractContextManager[Peak]:
+    """Samples the memory in use while a block runs, where the run asks for it."""
+    return sampling(lambda: used_bytes(engine.device), engine.config.measure.memory_sample_ms)

@@ -10,6 +10,9 @@ from cgprof.record.graph import LaunchStats
 from cgprof.record.strict import NonNegative, Record
 from cgprof.record.worth import Estimate
 
+# Source: NCCL user guide, NCCL_GRAPH_MIXING_SUPPORT.
+MIXING_OFF = "leave out --nccl-graph-mixing (NCCL_GRAPH_MIXING_SUPPORT=0)"
+
 _NOTHING = Estimate(value=0.0, low=0.0, high=0.0)
 
 NodeKind = Literal["kernel", "memset", "memcpy", "peer-copy", "event-record", "event-wait", "fork"]

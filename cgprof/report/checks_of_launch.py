@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cgprof.graphs.estimate import bytes_of_nodes
-from cgprof.record.cost import LaunchModel, NodeKind, ReplayCost
+from cgprof.record.cost import MIXING_OFF, LaunchModel, NodeKind, ReplayCost
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.finding import Check, Finding
 from cgprof.report.layout import Plain
@@ -32,7 +32,6 @@ _LOOSE = f"points scatter around the launch model by more than {MOST_ERROR:.0%}"
 _INFLATED = f"a launch takes more than {MOST_INFLATION:g} times as long with CUPTI attached"
 _HELD_BACK = "NVML said that the clocks were held back while a key was timed"
 _WIDE = "quartiles of launch are as far apart as measure.relative_noise, or samples too few"
-_MIXING_OFF = "leave out --nccl-graph-mixing, which sets NCCL_GRAPH_MIXING_SUPPORT=0"
 _NOT_MIXING = (
     "mixing is off, so they are not NCCL's for that: record external events (torch.cuda.Event("
     "external=True)) outside the graph"
@@ -60,7 +59,7 @@ def event_record_nodes(run: RunRecord) -> Iterator[Finding]:
                     "estimated_bytes": bytes_of_nodes({_EVENT_RECORD: sum(counts.values())}),
                 },
                 threshold=_EVENTS,
-                way_out=_MIXING_OFF if run.config.parallel.nccl_graph_mixing else _NOT_MIXING,
+                way_out=MIXING_OFF if run.config.parallel.nccl_graph_mixing else _NOT_MIXING,
                 rank=rank.rank,
             )
 

@@ -1,7 +1,7 @@
 """Captures need no blocks of the cache: what a large size takes depends on requests, not tokens."""
 
+from cgprof.measure.captures import CapturePoints, capture_keys, memory_totals
 from cgprof.measure.memory import MemoryReader
-from cgprof.measure.profile import CapturePoints, capture_keys, memory_totals
 from cgprof.record.types import RankRecord
 from cgprof.report.memory import totals_table
 from cgprof.shapes import CapturePolicy

@@ -3,14 +3,10 @@
 import pytest
 
 from cgprof.errors import UnsupportedError
+from cgprof.measure.captures import CapturePoints, capture_keys
 from cgprof.measure.clock import clock_for
 from cgprof.measure.memory import MemoryReader
-from cgprof.measure.profile import (
-    CapturePoints,
-    capture_keys,
-    profile_key,
-    profile_round_robin,
-)
+from cgprof.measure.profile import profile_key, profile_round_robin
 from cgprof.record.samples import SampleSink
 from cgprof.report.comparable import require_comparable
 from tests.support.builders import build_engine, tiny_run

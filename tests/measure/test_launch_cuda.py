@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from cgprof.measure.captures import CapturePoints, capture_keys
 from cgprof.measure.clock import CudaClock
 from cgprof.measure.launch import sample_steps
 from cgprof.measure.memory import MemoryReader
-from cgprof.measure.profile import CapturePoints, capture_keys, profile_key
+from cgprof.measure.profile import profile_key
 from cgprof.measure.stopping import CountRule
 from cgprof.record.samples import SampleSink
 from tests.support.builders import build_engine, tiny_model, tiny_run

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cgprof.graphs.cuda import CudaRecorder
+from cgprof.measure.captures import CapturePoints, capture_keys, memory_totals
 from cgprof.measure.memory import MemoryReader, used_bytes
-from cgprof.measure.profile import CapturePoints, capture_keys, memory_totals
 from cgprof.record.types import RankRecord
 from cgprof.report.checks_of_memory import POOL_RATIO
 from cgprof.report.memory_sum import memory_sums

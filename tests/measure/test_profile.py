@@ -5,14 +5,9 @@ import pytest
 
 from cgprof.config.schema import CaptureConfig
 from cgprof.measure.accounting import DeviceReading
+from cgprof.measure.captures import CapturePoints, capture_keys, memory_totals
 from cgprof.measure.neighbours import process_view
-from cgprof.measure.profile import (
-    CapturePoints,
-    capture_keys,
-    memory_totals,
-    profile_key,
-    profile_round_robin,
-)
+from cgprof.measure.profile import profile_key, profile_round_robin
 from cgprof.record.samples import SampleSink
 from cgprof.record.types import RankRecord
 from cgprof.report.memory import totals_table

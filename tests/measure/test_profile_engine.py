@@ -7,17 +7,11 @@ import pytest
 import torch
 
 from cgprof.measure.accounting import INSTANTIATED, RECORDED, WARMED_UP
+from cgprof.measure.captures import CapturePoints, capture_keys, memory_totals, stream_names
 from cgprof.measure.clock import clock_for
 from cgprof.measure.memory import MemoryReader
 from cgprof.measure.nvml import NvmlDevice, Pynvml, cuda_device
-from cgprof.measure.profile import (
-    CapturePoints,
-    capture_keys,
-    memory_totals,
-    profile_key,
-    profile_round_robin,
-    stream_names,
-)
+from cgprof.measure.profile import profile_key, profile_round_robin
 from cgprof.record.samples import SampleSink
 from tests.support.builders import build_engine, tiny_run
 

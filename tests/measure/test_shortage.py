@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from cgprof.errors import CaptureError, MicrobatchError
+from cgprof.measure.captures import CapturePoints, capture_keys, stream_names
 from cgprof.measure.memory import MemoryReader
-from cgprof.measure.profile import CapturePoints, capture_keys, stream_names
 from cgprof.measure.shortage import Shortage, ran_out, with_final_words
 from tests.support.builders import build_engine, tiny_run
 from tests.support.graphs import decode_key

@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 import torch
 
+from cgprof.measure.captures import CapturePoints, capture_keys, memory_totals
 from cgprof.measure.memory import MemoryReader
-from cgprof.measure.profile import CapturePoints, capture_keys, memory_totals
 from cgprof.record.types import RankRecord
 from cgprof.report.findings import find
 from cgprof.report.memory_sum import memory_sums

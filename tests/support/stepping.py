@@ -116,7 +116,7 @@ def step_of(num_tokens):
 
 
 class ScriptedEngine:
-    """What `measure.profile` asks of an engine, with scripted captures."""
+    """What `measure.captures` and `measure.profile` ask of an engine, with scripted captures."""
 
     def __init__(self, keys, *, failing=(), refused=(), on_mark=None, has_device=False, **costs):
         self.config = RunConfig(
