@@ -169,12 +169,13 @@ class Job:
             for found in look_inside(
                 self._engine, self._graphs, self._clock, self._writer.samples, self._progress
             ):
-                self._writer.nodes = found.nodes
+                self._writer.nodes, self._writer.timelines = found.nodes, found.timelines.table
                 self._found |= {
                     "contents": found.contents,
                     "replay_costs": found.replay_costs,
                     "launch_model": found.launch_model,
-                    "notes": found.notes,
+                    "timelines": found.timelines.replays,
+                    "notes": (*found.notes, *found.timelines.notes),
                 }
                 self.save("partial")
         except CgprofError as error:

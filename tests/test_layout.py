@@ -26,6 +26,7 @@ MAY_TOUCH_CUDA = (
     "engine.tokens",
     "engine.room",
     "parallel.groups",
+    "moe.symmetric_rendezvous",
     "engine.worker",
 )
 

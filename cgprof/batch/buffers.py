@@ -100,17 +100,17 @@ class InputBuffers:
         # Read before every replay, hence kept at hand.
         self._addressed = self.device_fields
         self._tensors: tuple[torch.Tensor, ...] = _ALL_FIELDS(self._addressed)
-        self._slot = -1
+        self.slot = -1  # the one that is open, or was last
 
     def begin(self) -> HostFields:
         """Opens the next host slot; every padded element of every field must be written."""
-        self._slot, _ = self._staging.acquire()
-        return self._host_fields[self._slot]
+        self.slot, _ = self._staging.acquire()
+        return self._host_fields[self.slot]
 
     def commit(self, num_rows: int) -> None:
         """Uploads the open slot with the first `num_rows` rows of the block table; one enqueue."""
         num_bytes = self._offsets["block_table"] + num_rows * self._row_bytes
-        self._staging.upload(self._slot, num_bytes, self._block)
+        self._staging.upload(self.slot, num_bytes, self._block)
 
     def addresses(self) -> tuple[int, ...]:
         """The device address of each field, in field order."""

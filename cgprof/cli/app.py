@@ -30,6 +30,7 @@ from cgprof.cli import (
     weights,
 )
 from cgprof.cli.ranks import is_launched, told_launcher
+from cgprof.ending import ending
 from cgprof.errors import CgprofError, ConfigError
 
 _INTERRUPTED = 130  # 128 + SIGINT
@@ -209,4 +210,5 @@ def main() -> None:
     """Runs the program with the arguments of the process."""
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a locale without the letters is no bug
-    app()
+    with ending():
+        app()

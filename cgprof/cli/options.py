@@ -80,8 +80,9 @@ All2AllBackend = Annotated[
     str | None,
     typer.Option(
         "--all2all-backend",
-        metavar="allgather-reducescatter|all-to-all|exact",
-        help="How tokens reach their experts' ranks; exact needs the host, so --mode none.",
+        metavar="allgather-reducescatter|all-to-all|symmetric-memory|exact",
+        help="How tokens reach their experts' ranks; symmetric-memory needs GPUs of one host, "
+        "exact the host itself, so --mode none.",
     ),
 ]
 VerifyDecisions = Annotated[

@@ -24,8 +24,8 @@ def report(
 
     Tables: keys, findings, parity, stages, memory, totals, graphs, captures, remarks, skipped,
     checks, accuracy, verdicts; estimates, memory-sum, alone, launches, launch-model, launch-fit,
-    eager-work; worth of --dbo-worth; of several ranks: ranks, rank-memory, rank-replays,
-    rank-decisions.
+    overlap, eager-work; worth of --dbo-worth; of several ranks: ranks, rank-memory,
+    rank-replays, rank-decisions.
     """
     from cgprof.record.store import read_run
     from cgprof.report.tables import report_document

@@ -9,6 +9,8 @@ from cgprof.config.schema import All2AllBackend, ModelConfig, RunConfig
 from cgprof.errors import ConfigError, UnsupportedError
 from cgprof.shapes import CapturePolicy, RuntimeMode
 
+_WITH_CAPACITY = (All2AllBackend.ALL_TO_ALL, All2AllBackend.SYMMETRIC_MEMORY)
+
 Rule = Callable[[RunConfig, ModelConfig], Iterator[ConfigError]]
 
 
@@ -53,13 +55,24 @@ def _captured_exchange_needs_no_host(run: RunConfig, model: ModelConfig) -> Iter
         )
 
 
+def _peer_writes_need_gpus(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
+    backend, several = run.parallel.all2all_backend, run.parallel.data_parallel_size > 1
+    on_cpu = run.measure.device == "cpu"
+    if several and on_cpu and model.is_moe and backend is All2AllBackend.SYMMETRIC_MEMORY:
+        yield UnsupportedError(
+            spell("parallel.all2all_backend"),
+            f"{backend.value} writes into the memory of other GPUs of the host, and --device cpu "
+            f"has none; use {All2AllBackend.ALL_TO_ALL.value}, or another --device",
+        )
+
+
 def _capacity_holds_a_step(run: RunConfig, model: ModelConfig) -> Iterator[ConfigError]:
     parallel, needs = run.parallel, run.limits.max_num_batched_tokens
     capacity = parallel.dispatch_capacity
     could_drop = (
         model.is_moe
         and parallel.data_parallel_size > 1
-        and parallel.all2all_backend is All2AllBackend.ALL_TO_ALL
+        and parallel.all2all_backend in _WITH_CAPACITY
     )
     if could_drop and capacity is not None and capacity < needs and not parallel.drop_over_capacity:
         yield UnsupportedError(
@@ -197,6 +210,7 @@ def _longest_query(run: RunConfig) -> int:
 
 _RULES: tuple[Rule, ...] = (
     _captured_exchange_needs_no_host,
+    _peer_writes_need_gpus,
     _capacity_holds_a_step,
     _ranks_share_experts,
     _dbo_needs_experts,

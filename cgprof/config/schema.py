@@ -51,6 +51,7 @@ class All2AllBackend(StrEnum):
 
     ALLGATHER_REDUCESCATTER = "allgather-reducescatter"
     ALL_TO_ALL = "all-to-all"
+    SYMMETRIC_MEMORY = "symmetric-memory"  # GPUs of one host
     EXACT = "exact"
 
 
@@ -59,7 +60,7 @@ class ParallelConfig(_Part):
 
     data_parallel_size: Positive = 1
     all2all_backend: All2AllBackend = All2AllBackend.ALL_TO_ALL
-    dispatch_capacity: Positive | None = None  # rows for one rank in all-to-all; None: its tokens
+    dispatch_capacity: Positive | None = None  # rows of one block for a rank; None: its tokens
     drop_over_capacity: bool = False  # else a capacity below a step's tokens is refused
     verify_decisions: bool = False  # compare every decision's hash before it is launched
     nccl_graph_mixing: bool = False  # several graphs and eager calls may share a communicator
@@ -118,6 +119,7 @@ class MeasureConfig(_Part):
     replay_samples: Annotated[int, Field(ge=0)] = 30  # of the replay call alone, idle and busy
     launch_model: bool = True  # from synthetic graphs; CUDA only
     trace_launches: bool = True  # host intervals of CUPTI, after all timing; CUDA only
+    timelines: bool = True  # one replay of some twins and plain keys by activity; CUDA only
     stand_alone_keys: Annotated[int, Field(ge=0)] = 4  # each in a fresh process; CUDA only
     eager_work: bool = True  # kernels of eager steps, in a fresh process; CUDA only
 

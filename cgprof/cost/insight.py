@@ -1,7 +1,7 @@
 """What a run learns of its graphs beside the times of steps: what launching costs, what is inside.
 
 The order is fixed: times first, then the nodes, whose reading takes the driver's lock, then what
-traces, which slows every later launch of the process.
+traces, which slows every later launch of the process; what traces every node comes last.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from cgprof.cost.contents import read_contents
 from cgprof.cost.launch_prediction import with_predictions
 from cgprof.cost.replay_cost import ready_graph, replay_costs
 from cgprof.cost.synthetic import OwnGraph, OwnLaunches, measure_launch_model
+from cgprof.cost.timeline import Timelines, trace_replays
 from cgprof.cost.traced import traced_launches, with_traced
 from cgprof.errors import DeviceError
 from cgprof.graphs.chosen import choose_keys
@@ -45,6 +46,7 @@ class Insight:
     contents: dict[str, GraphContents] = field(default_factory=dict)
     replay_costs: dict[str, ReplayCost] = field(default_factory=dict)
     launch_model: LaunchModel | None = None
+    timelines: Timelines = field(default_factory=Timelines)
     notes: tuple[str, ...] = ()
 
 
@@ -79,27 +81,34 @@ def look_inside(
     yield found
     contents, nodes = read_contents(engine, records)
     if model is not None:
-        costs = with_predictions(model, costs, records, contents, waits_of(own))
+        costs = with_predictions(model, costs, records, contents)
     found = replace(found, nodes=nodes, contents=contents, replay_costs=costs)
     yield found
     if on_device and config.trace_launches and costs:
         progress.say("launches under CUPTI")
-        yield replace(found, replay_costs=with_traced(costs, traced_launches(engine, records)))
+        found = replace(found, replay_costs=with_traced(costs, traced_launches(engine, records)))
+        yield found
+    if on_device and config.timelines:
+        progress.say("timelines of single replays")
+        yield replace(found, timelines=trace_replays(engine, records, contents))
 
 
 def with_own(
     costs: Mapping[str, ReplayCost], own: Mapping[str, OwnLaunches]
 ) -> dict[str, ReplayCost]:
     """Returns the costs with the launches that took turns with the synthetic graphs."""
-    return {
-        label: cost.model_copy(update={"beside": own[label].stats}) if label in own else cost
-        for label, cost in costs.items()
-    }
-
-
-def waits_of(own: Mapping[str, OwnLaunches]) -> dict[str, int]:
-    """Returns how long the host waited before those launches, in ns."""
-    return {label: found.waited_ns for label, found in own.items()}
+    done = dict(costs)
+    for label in costs.keys() & own.keys():
+        found = own[label]
+        facts = {
+            "beside": found.warm,
+            "after_wait": found.after_wait,
+            "waited_ns": found.waited_ns,
+            "wait_adds": found.wait_adds,
+            "slow_adds": found.slow_adds,
+        }
+        done[label] = costs[label].model_copy(update=facts)
+    return done
 
 
 def _launch_model(

@@ -1,7 +1,8 @@
 """What a launch costs by kinds of node: fitted to synthetic graphs, predicted for others. Pure.
 
 All terms are linear in what they multiply and never negative, so that one non-negative least
-squares finds them together. Errors count relative to a point's time, or large graphs rule.
+squares finds them together. Errors count relative to a point's time, or large graphs rule. Launches
+after a wait scatter far more than those of a host that worked, so that residuals stay apart.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def fit(points: Sequence[LaunchPoint], seed: int) -> LaunchModel:
     design = columns.design(points)
     times = np.array([float(point.median_ns) for point in points])
     num_points, num_columns = design.shape
+    warm = np.array([not point.waited_ns for point in points], bool)
     if num_points <= num_columns or not times.all():
         raise DeviceError(
             f"the launch model has {num_columns} terms and needs more synthetic graphs with a time "
@@ -106,13 +108,21 @@ def fit(points: Sequence[LaunchPoint], seed: int) -> LaunchModel:
     best = _solve(design, times, times)
     fitted = design @ best
     residuals = times / fitted - 1
-    scatter = float(np.sqrt((residuals**2).sum() / (num_points - num_columns)))
+    scatter, largest_error = _scatter(residuals, design)
     resampled = _resampled(points, design, times, fitted, seed)
     draws = np.stack([_solve(design, one, times) for one in resampled])
     values = _estimates(columns.values(best), columns.values(draws))
-    return _model(columns, points, values).model_copy(
-        update={"scatter": scatter, "largest_error": float(np.abs(residuals).max())}
-    )
+    facts = {"scatter": scatter, "largest_error": largest_error}
+    if warm.any():
+        facts["warm_scatter"], facts["warm_largest_error"] = _scatter(residuals[warm], design[warm])
+    return _model(columns, points, values).model_copy(update=facts)
+
+
+def _scatter(residuals: _Floats, design: _Floats) -> tuple[float | None, float]:
+    """Their standard deviation, None where every point has a term of its own, and the largest."""
+    spare = residuals.size - int(np.count_nonzero(design.any(axis=0)))
+    scatter = float(np.sqrt((residuals**2).sum() / spare)) if spare > 0 else None
+    return scatter, float(np.abs(residuals).max())
 
 
 def _columns(points: Sequence[LaunchPoint]) -> _Columns:
@@ -153,7 +163,11 @@ def _resampled(
     num_points, num_columns = design.shape
     rng = np.random.default_rng(seed)
     residuals = (times / fitted - 1) * np.sqrt(num_points / (num_points - num_columns))
-    drawn = rng.choice(residuals, (_NUM_RESAMPLES, num_points))
+    warm = np.array([not point.waited_ns for point in points], bool)
+    drawn = np.empty((_NUM_RESAMPLES, num_points))
+    for alike in (warm, ~warm):
+        if alike.any():
+            drawn[:, alike] = rng.choice(residuals[alike], (_NUM_RESAMPLES, int(alike.sum())))
     errors = np.array(
         [_MEDIAN_ERROR_PER_IQR * point.iqr_ns / max(point.count, 1) ** 0.5 for point in points]
     )

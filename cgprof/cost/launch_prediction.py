@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from cgprof.record.contents import GraphContents
 from cgprof.record.cost import MIXING_OFF, LaunchModel, ReplayCost, between
@@ -39,6 +38,7 @@ class Prediction:
     """An estimate of a launch, its terms in ns, and the kinds of node that have no term."""
 
     ns: Estimate
+    wait: Estimate  # the part of it that comes of the wait
     terms: Mapping[str, float]  # BASE, WAITED and the kinds of node
     counts: Mapping[str, int]
     unknown: Mapping[str, int] = field(default_factory=dict)
@@ -50,11 +50,11 @@ def predict(
     contents: GraphContents | None = None,
     waited_ns: int = 0,
 ) -> Prediction:
-    """Returns the cost of launching a graph with these nodes after a wait for the device.
+    """Returns the cost of launching a graph with these nodes by a host that worked, or that waited.
 
     Forks and copies between devices come from `contents`; without it copies count as copies on
     the device, and forks as `nodes` has them. The interval takes the terms as independent and
-    includes the scatter of the points around the fit.
+    includes the scatter of the points around the fit, without a wait that of such points alone.
     """
     counts = _counts(nodes, contents)
     known = {term.kind: term for term in model.terms}
@@ -64,8 +64,10 @@ def predict(
             parts[kind] = known[kind].of(count)
     total = sum(count for kind, count in counts.items() if kind != "fork")
     parts[WAITED] = _of_wait(model, total, waited_ns)
+    scatter = model.scatter if waited_ns or model.warm_scatter is None else model.warm_scatter
     return Prediction(
-        ns=_together(list(parts.values()), model.scatter or 0.0),
+        ns=_together(list(parts.values()), scatter or 0.0),
+        wait=parts[WAITED],
         terms={kind: part.value for kind, part in parts.items()},
         counts=counts,
         unknown={kind: count for kind, count in counts.items() if kind not in known},
@@ -88,12 +90,11 @@ def with_predictions(
     costs: Mapping[str, ReplayCost],
     records: Sequence[GraphRecord],
     contents: Mapping[str, GraphContents],
-    waits_ns: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, ReplayCost]:
     """Returns the costs with what the model makes of their graphs; keys are labels.
 
-    A wait that is not in `waits_ns` is a replay's time on the device, for which the host waited
-    before each launch. A label without a graph keeps its cost as it is.
+    The prediction is of a launch by a host that worked before it; what a wait adds stands apart,
+    where one was measured. A label without a graph keeps its cost as it is.
     """
     by_label = {record.label: record for record in records if record.failure is None}
     done = {}
@@ -102,12 +103,12 @@ def with_predictions(
         if record is None or not record.nodes:
             done[label] = cost
             continue
-        found = predict(
-            model, record.nodes, contents.get(label), waits_ns.get(label) or _wait_ns(record)
-        )
-        done[label] = cost.model_copy(
-            update={"predicted": found.ns, "dominated_by": _in_words(found)}
-        )
+        inside = contents.get(label)
+        found = predict(model, record.nodes, inside)
+        facts = {"predicted": found.ns, "dominated_by": _in_words(found)}
+        if cost.waited_ns is not None:
+            facts["predicted_wait"] = predict(model, record.nodes, inside, cost.waited_ns).wait
+        done[label] = cost.model_copy(update=facts)
     return done
 
 
@@ -117,13 +118,6 @@ def _in_words(prediction: Prediction) -> str:
         return words
     listed = ", ".join(f"{count} {kind}" for kind, count in sorted(prediction.unknown.items()))
     return f"{words}; not in the model: {listed}"
-
-
-def _wait_ns(record: GraphRecord) -> int:
-    replay = record.replay
-    if replay is None:
-        return 0
-    return (replay.device or replay.wait).median_ns
 
 
 def _counts(nodes: Mapping[str, int], contents: GraphContents | None) -> dict[str, int]:

@@ -1,37 +1,34 @@
 """Times the launches of synthetic graphs, and fits the launch model to them. CUDA only.
 
 A run's own graphs take turns with them: hosts change their pace from second to second, so that only
-what was timed together can be compared. Run it after all that reads memory: the driver keeps what
-the graphs took for later ones.
+what was timed together, by a host that did the same before, can be compared. Run it after all that
+reads memory: the driver keeps what the graphs took for later ones.
 """
 
 from __future__ import annotations
 
 import os
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import torch
 
 from cgprof.cost.launch_model import fit
 from cgprof.cost.synthetic_graphs import GraphBuilder, graph_builder
 from cgprof.cost.synthetic_layout import Spec, specs
+from cgprof.cost.turns import WORKED_NS, Host, Series, TimedSeries, full_pace_ns
 from cgprof.errors import DeviceError
 from cgprof.graphs.cuda import CudaRecording, gc_paused
 from cgprof.graphs.recorder import Recording
 from cgprof.measure.clock import CudaClock
-from cgprof.measure.samples import launch_stats
 from cgprof.record.cost import LaunchModel, LaunchPoint, NodeKind
 from cgprof.record.graph import LaunchStats
-from cgprof.stats.quantiles import median
+from cgprof.record.worth import Estimate
 from cgprof.units import format_ns
 
 _BUDGET_NS = 20_000_000_000  # building and timing; what is not timed by then is left out
 _PASSES = 3  # over all graphs, so that a burst of noise spoils a part of each series only
-_PASS_NS = 120_000_000  # of one graph in one pass, unless that leaves too few launches
-_LEAST_LAUNCHES, _MOST_LAUNCHES, _WARMUP_LAUNCHES = 10, 20, 2  # in one pass
 _DEAR_NS = 20_000_000  # a series stops growing when one launch takes so long
 _CALIBRATION_CYCLES = 10_000_000
 
@@ -47,10 +44,16 @@ class OwnGraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLaunches:
-    """Launches of a graph of the run, and how long the host waited before each (median)."""
+    """Launches of a graph of the run: by a warm host, and in pairs with those after a wait.
 
-    stats: LaunchStats
+    The wait is the graph's own time on the device (median).
+    """
+
+    warm: LaunchStats
+    after_wait: LaunchStats
     waited_ns: int
+    wait_adds: Estimate  # in ns
+    slow_adds: Estimate | None  # in ns, to a warm launch while the host was slower
 
 
 def measure_launch_model(
@@ -58,8 +61,8 @@ def measure_launch_model(
 ) -> tuple[LaunchModel, dict[str, OwnLaunches]]:
     """Returns the launch model of a device, and the launches of the run's own graphs by label.
 
-    Takes ten to twenty seconds. The device must be idle. A second device that can be reached is
-    used for copies to a peer.
+    Takes fifteen to twenty seconds. The device must be idle. A second device that can be reached
+    is used for copies to a peer.
 
     Raises:
         DeviceError: A graph is not what was asked for, a call failed, or too little was measured.
@@ -67,8 +70,13 @@ def measure_launch_model(
     with graph_builder(device) as builder:
         timed = time_graphs(builder, specs(with_peer=builder.has_peer), own)
         notes = (*builder.notes, *timed.notes)
-    model = fit(timed.points, seed).model_copy(update={"notes": notes, "process_id": os.getpid()})
-    return model, timed.own
+    facts = {
+        "notes": notes,
+        "process_id": os.getpid(),
+        "worked_ns": WORKED_NS,
+        "full_pace_share": timed.full_pace_share,
+    }
+    return fit(timed.points, seed).model_copy(update=facts), timed.own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +86,7 @@ class TimedGraphs:
     points: tuple[LaunchPoint, ...]
     own: dict[str, OwnLaunches]
     notes: tuple[str, ...]
+    full_pace_share: float  # of all launches, those at the host's full pace
 
 
 def time_graphs(
@@ -85,7 +94,8 @@ def time_graphs(
 ) -> TimedGraphs:
     """Returns the launch times of graphs that take turns.
 
-    Each launch is a `replay` call after the host has waited until the device is idle.
+    Each launch is a `replay` call on an idle device. The host works for a fixed time before it,
+    save in series that ask for a wait; the run's own graphs are launched in both ways by turns.
 
     Raises:
         DeviceError: A graph is not what was asked for, or a call failed.
@@ -93,9 +103,10 @@ def time_graphs(
     clock = CudaClock()
     deadline_ns = clock.read_ns() + _BUDGET_NS
     with gc_paused():
-        cycles_per_ns = _cycles_per_ns(clock)
-        series, notes = _build(builder, wanted, clock, cycles_per_ns, deadline_ns)
-        own_series = {one.label: _Series(one.recording, clock, 0, one.prepare) for one in own}
+        host = Host(clock, builder.enqueue_kernel, _occupier(clock))
+        series, notes = _build(builder, wanted, clock, host, deadline_ns)
+        ways = (host.launch_warm, host.launch_after_wait)
+        own_series = {one.label: Series(one.recording, ways, one.prepare) for one in own}
         for one in own_series.values():
             one.probe()
         for _ in range(_PASSES):
@@ -103,13 +114,24 @@ def time_graphs(
                 if clock.read_ns() < deadline_ns:
                     one.run_pass()
         clock.synchronize()
-    late = [_named(spec) for spec, one in series if not one.has_samples]
-    late += [label for label, one in own_series.items() if not one.has_samples]
+    everything = {_named(spec): one for spec, one in series} | own_series
+    late = [name for name, one in everything.items() if not one.paces]
     notes += [f"left out, the time was up: {', '.join(late)}"] if late else []
+    paces = [pace_ns for one in everything.values() for pace_ns in one.paces]
+    if not paces:
+        raise DeviceError("no synthetic graph was timed before the time was up")
+    slowest_ns = full_pace_ns(paces)
+    timed = {name: one.timed(slowest_ns) for name, one in everything.items() if one.paces}
+    slow = [name for name, one in timed.items() if not one.suffices]
+    notes += [f"left out, the host ran slower meanwhile: {', '.join(slow)}"] if slow else []
+    good = {name: one for name, one in timed.items() if one.suffices}
     return TimedGraphs(
-        points=tuple(_point(spec, one) for spec, one in series if one.has_samples),
-        own={label: one.launches() for label, one in own_series.items() if one.has_samples},
+        points=tuple(
+            _point(spec, good[_named(spec)]) for spec, _ in series if _named(spec) in good
+        ),
+        own={label: _own_launches(good[label]) for label in own_series if label in good},
         notes=tuple(notes),
+        full_pace_share=sum(pace_ns <= slowest_ns for pace_ns in paces) / len(paces),
     )
 
 
@@ -117,9 +139,9 @@ def _build(
     builder: GraphBuilder,
     wanted: Sequence[Spec],
     clock: CudaClock,
-    cycles_per_ns: float,
+    host: Host,
     deadline_ns: int,
-) -> tuple[list[tuple[Spec, _Series]], list[str]]:
+) -> tuple[list[tuple[Spec, Series]], list[str]]:
     """Builds each graph once and launches each series once; one kind stops where it is too dear."""
     graphs: dict[tuple[tuple[NodeKind, int], ...], CudaRecording] = {}
     dear: dict[tuple[NodeKind, int], int] = {}  # of a kind, after a wait
@@ -135,7 +157,8 @@ def _build(
         key = tuple(sorted(spec.counts.items()))
         if key not in graphs:
             graphs[key] = builder.build(spec)
-        one = _Series(graphs[key], clock, round(spec.busy_ns * cycles_per_ns))
+        waiting = partial(host.launch_after_wait, busy_ns=spec.busy_ns)
+        one = Series(graphs[key], (waiting if spec.busy_ns else host.launch_warm,))
         series.append((spec, one))
         launch_ns = one.probe()
         if launch_ns > _DEAR_NS:
@@ -143,76 +166,38 @@ def _build(
     return series, notes
 
 
-class _Series:
-    """The launches of one graph, and how long the host waited before each."""
-
-    def __init__(
-        self,
-        recording: Recording,
-        clock: CudaClock,
-        busy_cycles: int,
-        prepare: Callable[[], object] = lambda: None,
-    ) -> None:
-        self._recording = recording
-        self._prepare = prepare
-        self._clock = clock
-        self._busy_cycles = busy_cycles
-        self._launches, self._waits = array("q"), array("q")
-        self._launches_a_pass = _LEAST_LAUNCHES
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether a pass was timed."""
-        return bool(self._launches)
-
-    def probe(self) -> int:
-        """Returns the second launch's time, and settles how many fit into a pass."""
-        self._prepare()
-        self._launch()
-        waited_ns, launch_ns = self._launch()
-        fitting = _PASS_NS // max(waited_ns + launch_ns, 1)
-        self._launches_a_pass = min(max(fitting, _LEAST_LAUNCHES), _MOST_LAUNCHES)
-        return launch_ns
-
-    def run_pass(self) -> None:
-        """Times some launches, after a few that are thrown away."""
-        self._prepare()
-        for _ in range(_WARMUP_LAUNCHES):
-            self._launch()
-        for _ in range(self._launches_a_pass):
-            waited_ns, launch_ns = self._launch()
-            self._waits.append(waited_ns)
-            self._launches.append(launch_ns)
-
-    def launches(self) -> OwnLaunches:
-        """Returns the summary of all passes."""
-        return OwnLaunches(
-            stats=launch_stats(np.array(self._launches, np.int64), "count"),
-            waited_ns=median(np.array(self._waits, np.int64)),
-        )
-
-    def _launch(self) -> tuple[int, int]:
-        """Waits for the launch before, and for a busy device where the series asks for one."""
-        clock, replay = self._clock, self._recording.replay
-        if self._busy_cycles:
-            torch.cuda._sleep(self._busy_cycles)
-        begun_ns = clock.read_ns()
-        clock.synchronize()
-        idle_ns = clock.read_ns()
-        replay()
-        return idle_ns - begun_ns, clock.read_ns() - idle_ns
-
-
-def _point(spec: Spec, series: _Series) -> LaunchPoint:
+def _point(spec: Spec, series: TimedSeries) -> LaunchPoint:
     found = series.launches()
     return LaunchPoint(
         kind=spec.kind,
         counts=spec.in_graph,
-        median_ns=found.stats.median_ns,
-        iqr_ns=found.stats.iqr_ns,
-        count=found.stats.count,
-        waited_ns=found.waited_ns,
+        median_ns=found.median_ns,
+        iqr_ns=found.iqr_ns,
+        count=found.count,
+        waited_ns=series.waited_ns() if spec.busy_ns else 0,
+        worked_ns=0 if spec.busy_ns else WORKED_NS,
     )
+
+
+def _own_launches(series: TimedSeries) -> OwnLaunches:
+    warm, after_wait = 0, 1
+    return OwnLaunches(
+        warm=series.launches(warm),
+        after_wait=series.launches(after_wait),
+        waited_ns=series.waited_ns(after_wait),
+        wait_adds=series.adds(after_wait, to=warm),
+        slow_adds=series.slow_adds(warm),
+    )
+
+
+def _occupier(clock: CudaClock) -> Callable[[int], None]:
+    """What keeps the device at work for so many ns."""
+    cycles_per_ns = _cycles_per_ns(clock)
+
+    def occupy(busy_ns: int) -> None:
+        torch.cuda._sleep(round(busy_ns * cycles_per_ns))
+
+    return occupy
 
 
 def _cycles_per_ns(clock: CudaClock) -> float:

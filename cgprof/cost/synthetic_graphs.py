@@ -9,7 +9,7 @@ from typing import NamedTuple, SupportsInt
 import torch
 
 from cgprof.cost.synthetic_layout import Spec, node_order
-from cgprof.errors import DeviceError
+from cgprof.errors import DeviceError, RecordingError
 from cgprof.graphs.cuda import CudaRecorder, CudaRecording
 from cgprof.graphs.nodes import bindings
 from cgprof.graphs.topology import contents
@@ -18,10 +18,12 @@ from cgprof.record.cost import NodeKind
 _ROW, _COPY_BYTES = 256, 4096
 
 
-class _Peer(NamedTuple):
-    """Memory on two devices that reach each other."""
+_ONE_PEER_COPY = Spec(kind="peer-copy", counts={"kernel": 1, "peer-copy": 1})
 
-    device: int
+
+class _Peer(NamedTuple):
+    """Memory here and on another device that can be reached."""
+
     other: int
     address: int
     other_address: int
@@ -35,8 +37,8 @@ class GraphBuilder:
         self._compute = compute
         self._side = torch.cuda.Stream(compute.device)
         self._recorder = CudaRecorder(compute, (self._side,))
-        rows = torch.zeros(2, _ROW, device=compute.device)
-        self._row, self._side_row = rows[0], rows[1]
+        rows = torch.zeros(3, _ROW, device=compute.device)
+        self._row, self._side_row, self._row_outside = rows[0], rows[1], rows[2]
         self._bytes = torch.zeros(2, _COPY_BYTES, dtype=torch.uint8, device=compute.device)
         self._record_event = self._event()
         self._wait_event = self._event()
@@ -54,20 +56,18 @@ class GraphBuilder:
         Raises:
             DeviceError: A call failed.
         """
-        try:
-            self._peer = _open_peer(self._compute.device, self._undo)
-        except DeviceError as error:
-            self.notes.append(f"copies to a peer: not measured, {error}")
-        if self._peer is not None:
-            self.notes.append(
-                f"copies to a peer: to device {self._peer.other}, which holds a context of this "
-                "process from then on"
-            )
         _call("cudaEventRecord", self._wait_event, self._compute.cuda_stream)
-        outside: list[NodeKind] = ["kernel", "fork", "memset", "memcpy"]
-        if self.has_peer:
-            outside.append("peer-copy")
+        outside: tuple[NodeKind, ...] = ("kernel", "fork", "memset", "memcpy")
         self._recorder.warm_up(lambda: self._run(outside))
+        try:
+            self._open_peer()
+        except (DeviceError, RecordingError) as error:
+            self._peer = None
+            self.notes.append(f"copies to a peer: not measured, {error}")
+
+    def enqueue_kernel(self) -> None:
+        """Enqueues one small kernel outside of any graph, as the preparation of a step does."""
+        self._row_outside.add_(1)
 
     def build(self, spec: Spec) -> CudaRecording:
         """Returns a graph with these nodes and forks, instantiated and uploaded.
@@ -86,6 +86,18 @@ class GraphBuilder:
         """Waits for the device and frees all that was made."""
         torch.cuda.synchronize(self._compute.device)
         self._undo.close()
+
+    def _open_peer(self) -> None:
+        """Looks for a peer, copies to it, and captures that once, since a driver may refuse it."""
+        self._peer = _find_peer(self._compute.device, self._undo)
+        if self._peer is None:
+            return
+        self._recorder.warm_up(self._peer_copy)
+        self.build(_ONE_PEER_COPY)
+        self.notes.append(
+            f"copies to a peer: to device {self._peer.other}, which holds a context of this "
+            "process from then on"
+        )
 
     def _run(self, order: Sequence[NodeKind]) -> None:
         for kind in order:
@@ -133,9 +145,10 @@ class GraphBuilder:
 
     def _peer_copy(self) -> None:
         assert self._peer is not None  # asked for only where there is one
-        device, other, address, other_address = self._peer
-        stream = self._compute.cuda_stream
-        _call("cudaMemcpyPeerAsync", other_address, other, address, device, _COPY_BYTES, stream)
+        # The call for peers is refused in a capture; by unified addresses the driver knows as much.
+        kind = bindings().cudaMemcpyKind.cudaMemcpyDefault
+        target, source = self._peer.other_address, self._peer.address
+        _call("cudaMemcpyAsync", target, source, _COPY_BYTES, kind, self._compute.cuda_stream)
 
     def _record(self) -> None:
         external = bindings().cudaEventRecordExternal
@@ -189,7 +202,7 @@ def _check_contents(recording: CudaRecording, counts: Mapping[NodeKind, int]) ->
         )
 
 
-def _open_peer(device: torch.device, undo: ExitStack) -> _Peer | None:
+def _find_peer(device: torch.device, undo: ExitStack) -> _Peer | None:
     """Memory here and on the first device that can be reached; nothing where there is none."""
     here = device.index
     others = [
@@ -202,7 +215,7 @@ def _open_peer(device: torch.device, undo: ExitStack) -> _Peer | None:
     address = _allocated(here, here, undo)
     other_address = _allocated(others[0], here, undo)
     _reach(others[0], undo)
-    return _Peer(here, others[0], address, other_address)
+    return _Peer(others[0], address, other_address)
 
 
 def _allocated(device: int, back_to: int, undo: ExitStack) -> int:
@@ -231,5 +244,6 @@ def _call(name: str, *arguments: object) -> tuple[SupportsInt, ...]:
     """Calls the CUDA runtime and returns what it gives besides its error."""
     error, *found = getattr(bindings(), name)(*arguments)
     if error:
+        bindings().cudaGetLastError()  # forgets it, or a later call would be blamed
         raise DeviceError(f"{name} failed: {error.name} [{int(error)}]")
     return tuple(found)

@@ -50,14 +50,30 @@ def padded_requests(key: GraphKey, shape: BatchShape) -> int:
     return max(shape.num_reqs, 1) if key.num_reqs is None else key.num_reqs
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """All that some fields depend on in a step of one token each, greedy, in order of requests.
+
+    They are query_start_loc, sample_rows, temperature, draws and is_padding, padding included.
+    """
+
+    real: int  # requests, and tokens
+    num_reqs: int
+    num_tokens: int
+
+
 class InputWriter:
-    """Fills the buffers from the requests' state."""
+    """Fills the buffers from the requests' state.
+
+    A host slot whose last step had the same layout keeps the fields that depend on nothing else.
+    """
 
     def __init__(self, table: RequestTable, block_table: BlockTable, buffers: InputBuffers) -> None:
         self._table = table
         self._block_table = block_table
         self._buffers = buffers
         self._ramp = np.arange(buffers.max_num_reqs + 1)
+        self._written: dict[int, _Layout] = {}  # by slot
 
     def write(
         self, step: Step, key: GraphKey, padding: PaddingFill, spread: Sequence[Region] = ()
@@ -72,13 +88,25 @@ class InputWriter:
         """
         num_reqs = self._check_fit(key, step.shape)
         host = self._buffers.begin()
+        slot = self._buffers.slot
+        before = self._written.pop(slot, None)
         computed = self._table.num_computed.take(step.rows)
-        any_random = self._write_requests(host, step, computed, num_reqs, padding)
+        temperature = self._table.temperature.take(step.rows)
+        any_random = bool(temperature.any())
+        layout = None
+        if step.one_each and not any_random and not spread:
+            layout = _Layout(step.rows.size, num_reqs, key.num_tokens)
+        self._write_requests(host, step, computed, num_reqs, padding)
         self._write_tokens(host, step, computed, key.num_tokens, padding)
+        if layout is None or layout != before:
+            self._write_layout(host, step, num_reqs, key.num_tokens)
+            self._write_sampling(host, step, temperature if any_random else None, num_reqs)
         if spread:
             self._move_apart(host, spread, padding)
         microbatches = self._split(host, key, num_reqs, step.query_lens, spread)
         self._buffers.commit(num_reqs)
+        if layout is not None:
+            self._written[slot] = layout
         return WrittenInputs(
             host=host, num_reqs=num_reqs, microbatches=microbatches, any_random=any_random
         )
@@ -102,9 +130,19 @@ class InputWriter:
         computed: NDArray[np.int32],
         num_reqs: int,
         padding: PaddingFill,
-    ) -> bool:
-        rows, table, real = step.rows, self._table, step.rows.size
-        starts, lens = host.query_start_loc[: real + 1], host.seq_lens[:real]
+    ) -> None:
+        rows, real = step.rows, step.rows.size
+        np.add(computed, step.query_lens, out=host.seq_lens[:real])
+        self._block_table.array.take(rows, axis=0, out=host.block_table[:real], mode="clip")
+        if real < num_reqs:
+            pad = slice(real, num_reqs)
+            host.seq_lens[pad] = 0
+            host.block_table[pad] = padding.block
+
+    def _write_layout(self, host: HostFields, step: Step, num_reqs: int, num_tokens: int) -> None:
+        """Which tokens are whose; needs nothing of the requests' state."""
+        real, tokens = step.rows.size, step.shape.num_tokens
+        starts = host.query_start_loc[: real + 1]
         if step.one_each:
             starts[:] = self._ramp[: real + 1]
             host.sample_rows[:real] = self._ramp[:real]
@@ -112,22 +150,28 @@ class InputWriter:
             starts[0] = 0
             step.query_lens.cumsum(out=starts[1:])
             np.subtract(starts[1:], 1, out=host.sample_rows[:real])
-        np.add(computed, step.query_lens, out=lens)
-        temperature = table.temperature.take(rows)
-        any_random = bool(temperature.any())
+        host.query_start_loc[real + 1 : num_reqs + 1] = tokens
+        host.sample_rows[real:num_reqs] = 0
+        host.is_padding[:tokens] = False
+        host.is_padding[tokens:num_tokens] = True
+
+    def _write_sampling(
+        self,
+        host: HostFields,
+        step: Step,
+        temperature: NDArray[np.float32] | None,
+        num_reqs: int,
+    ) -> None:
+        """Temperatures, None if all are greedy, and draws, which a greedy token does not need."""
+        if temperature is None:
+            host.temperature[:num_reqs] = 0
+            host.draws[:num_reqs] = 0
+            return
+        real = step.rows.size
         host.temperature[:real] = temperature
-        # A greedy token needs no draw.
-        host.draws[:real] = uniform_draws(table.seed[rows], lens) if any_random else 0
-        self._block_table.array.take(rows, axis=0, out=host.block_table[:real], mode="clip")
-        if real < num_reqs:
-            pad = slice(real, num_reqs)
-            host.query_start_loc[real + 1 : num_reqs + 1] = step.shape.num_tokens
-            host.seq_lens[pad] = 0
-            host.sample_rows[pad] = 0
-            host.temperature[pad] = 0
-            host.draws[pad] = 0
-            host.block_table[pad] = padding.block
-        return any_random
+        host.draws[:real] = uniform_draws(self._table.seed[step.rows], host.seq_lens[:real])
+        host.temperature[real:num_reqs] = 0
+        host.draws[real:num_reqs] = 0
 
     def _write_tokens(
         self,
@@ -152,13 +196,11 @@ class InputWriter:
             self._block_table.block_size,
             host.slot_mapping[:real],
         )
-        host.is_padding[:real] = False
         if real < num_tokens:
             pad = slice(real, num_tokens)
             host.positions[pad] = padding.position
             host.input_ids[pad] = padding.input_id
             host.slot_mapping[pad] = -1
-            host.is_padding[pad] = True
 
     def _move_apart(self, host: HostFields, spread: Sequence[Region], padding: PaddingFill) -> None:
         """Moves the rows just written, of one token each, to their regions."""

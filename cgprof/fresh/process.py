@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from cgprof.ending import ending
 from cgprof.parallel.launched import follow
 
 
@@ -26,4 +27,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ending():
+        main()

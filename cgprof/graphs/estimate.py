@@ -45,6 +45,8 @@ _EXCHANGES = {
     ExchangeKind.LOOPBACK: _Exchange(copies=4),  # hidden states, ids, weights; sums
     # place, send, unpack, home
     ExchangeKind.ALL_TO_ALL: _Exchange(kernels=4, collectives=2),
+    # place, send, wait, unpack; return, wait, home
+    ExchangeKind.PEER_WRITES: _Exchange(kernels=7),
     # ids and weights into the block, unpack; hidden states are one copy
     ExchangeKind.ALL_GATHER: _Exchange(kernels=3, copies=1, collectives=2),
 }

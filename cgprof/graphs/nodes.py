@@ -154,26 +154,30 @@ class _Walk:
         error, params = self._driver.cuGraphMemcpyNodeGetParams(node)
         _check("cuGraphMemcpyNodeGetParams", error)
         devices = {
-            self._device(params.srcMemoryType, params.srcDevice),
-            self._device(params.dstMemoryType, params.dstDevice),
+            self._device(params.srcMemoryType, params.srcDevice, params.srcHost),
+            self._device(params.dstMemoryType, params.dstDevice, params.dstHost),
         }
         return None not in devices and len(devices) == 2
 
-    def _device(self, memory_type: object, address: object) -> int | None:
-        """The device whose memory an address is in; None for the host's and for arrays."""
-        types, attributes = self._driver.CUmemorytype, self._driver.CUpointer_attribute
+    def _device(self, memory_type: object, unified: SupportsInt, host: SupportsInt) -> int | None:
+        """The device whose memory one end of a copy is in; None for the host's and for arrays.
+
+        The runtime is asked: the driver's CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL reads 0 for every
+        device in some releases of cuda-bindings 13.
+
+        Source: NVIDIA/cuda-python issue 2928.
+        """
+        types = self._driver.CUmemorytype
         if memory_type not in (types.CU_MEMORYTYPE_DEVICE, types.CU_MEMORYTYPE_UNIFIED):
             return None
-        found = []
-        for attribute in (
-            attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-            attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-        ):
-            error, value = self._driver.cuPointerGetAttribute(attribute, address)
-            if error:  # memory that the driver did not give out
-                return None
-            found.append(int(value))
-        return found[1] if found[0] == int(types.CU_MEMORYTYPE_DEVICE) else None
+        address = int(unified) or int(host)
+        if not address:
+            return None
+        error, found = self._runtime.cudaPointerGetAttributes(address)
+        # An error: memory that the driver did not give out.
+        if error or int(found.type) != int(self._runtime.cudaMemoryType.cudaMemoryTypeDevice):
+            return None
+        return int(found.device)
 
 
 def _raw_nodes(runtime: ModuleType, graph: object) -> list[SupportsInt]:

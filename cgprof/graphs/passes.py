@@ -23,11 +23,17 @@ class ExchangeKind(Enum):
     LOOPBACK = "loopback"
     ALL_TO_ALL = "all-to-all"
     ALL_GATHER = "all-gather"
+    PEER_WRITES = "peer-writes"
 
     @property
     def is_between_ranks(self) -> bool:
-        """Whether collectives carry it."""
-        return self in (ExchangeKind.ALL_TO_ALL, ExchangeKind.ALL_GATHER)
+        """Whether tokens reach other ranks."""
+        return self not in (ExchangeKind.NONE, ExchangeKind.LOOPBACK)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether each rank gets a block of at most the dispatch capacity."""
+        return self in (ExchangeKind.ALL_TO_ALL, ExchangeKind.PEER_WRITES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +52,13 @@ def exchange_kind(model: ModelConfig, run: RunConfig) -> ExchangeKind:
         return ExchangeKind.NONE
     if run.parallel.data_parallel_size == 1:
         return ExchangeKind.LOOPBACK if run.microbatch.enabled else ExchangeKind.NONE
-    gathers = run.parallel.all2all_backend is All2AllBackend.ALLGATHER_REDUCESCATTER
-    return ExchangeKind.ALL_GATHER if gathers else ExchangeKind.ALL_TO_ALL
+    match run.parallel.all2all_backend:
+        case All2AllBackend.ALLGATHER_REDUCESCATTER:
+            return ExchangeKind.ALL_GATHER
+        case All2AllBackend.SYMMETRIC_MEMORY:
+            return ExchangeKind.PEER_WRITES
+        case All2AllBackend.ALL_TO_ALL | All2AllBackend.EXACT:
+            return ExchangeKind.ALL_TO_ALL
 
 
 def passes_of(model: ModelConfig, run: RunConfig, key: GraphKey) -> tuple[Pass, ...]:
@@ -63,7 +74,7 @@ def _pass(model: ModelConfig, run: RunConfig, key: GraphKey, num_tokens: int) ->
     block_rows, num_blocks = num_tokens, 1
     if kind.is_between_ranks:
         num_blocks = run.parallel.data_parallel_size
-        capacity = run.parallel.dispatch_capacity if kind is ExchangeKind.ALL_TO_ALL else None
+        capacity = run.parallel.dispatch_capacity if kind.has_blocks else None
         row = RowFormat(
             hidden_size=model.hidden_size,
             itemsize=ITEM_BYTES[model.dtype],

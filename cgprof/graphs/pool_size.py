@@ -80,7 +80,7 @@ def _routed(model: ModelConfig, kind: ExchangeKind, one: Pass) -> Moment:
         return ids
     received = (one.expert_rows * width,) * 2  # hidden states lie in buffers outside the pool
     places = one.num_tokens * (one.expert_rows // one.block_rows) * _ID_BYTES
-    return (*ids, places, *received) if kind is ExchangeKind.ALL_TO_ALL else (*ids, *received)
+    return (*ids, places, *received) if kind.has_blocks else (*ids, *received)
 
 
 def _waiting(model: ModelConfig, kind: ExchangeKind, one: Pass) -> Moment:

@@ -17,8 +17,9 @@ KERNEL = "kernel"
 CHILD = "child"
 PEER_COPY = "peer-copy"
 COLLECTIVE = "collective"  # of a tape
-# Source: names of NCCL's and NVSHMEM's device code, and of torch's symmetric memory.
-_COMMUNICATION = ("nccl", "nvshmem", "c10d::")
+# Source: names of NCCL's and NVSHMEM's device code, of torch's symmetric memory, and of our kernels
+# that write to peers or wait for them.
+_COMMUNICATION = ("nccl", "nvshmem", "c10d::", "_peer_")
 
 
 class Node(NamedTuple):

@@ -96,6 +96,7 @@ def memory_totals(
         twin_witness=twins,
         kv_cache_bytes=engine.kv_cache.nbytes,
         weights_bytes=engine.weights_bytes,
+        communicators={} if engine.ranks is None else dict(engine.ranks.communicator_bytes),
     )
 
 

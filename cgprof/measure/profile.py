@@ -11,6 +11,7 @@ from cgprof.measure.clock import Clock
 from cgprof.measure.exchange import exchange_traffic
 from cgprof.measure.launch import Turn, round_robin, sample_steps
 from cgprof.measure.nvml import NvmlDevice
+from cgprof.measure.pace import host_pace_ns
 from cgprof.measure.sampler import sampled
 from cgprof.measure.stopping import CountRule, NoiseRule, StoppingRule
 from cgprof.measure.warnings import (
@@ -24,7 +25,7 @@ from cgprof.record.samples import SampleSink
 if TYPE_CHECKING:
     from cgprof.engine.worker import Engine
 
-# Of a series on several ranks, where no rank may stop before another.
+# Of a series of replays on several ranks, where no rank may stop before another.
 _SAMPLES_OF_RANKS = 15
 
 
@@ -79,11 +80,12 @@ def profile_round_robin(
     return done
 
 
-def _stopping_rule(engine: Engine) -> StoppingRule:
-    """Ranks must run equally many steps, whatever noise each of them sees."""
+def _stopping_rule(engine: Engine, *, eager: bool) -> StoppingRule:
+    """Ranks must run equally many steps, whatever noise each of them sees; eager ones are slow."""
     config = engine.config.measure
     if engine.runner.has_peers:
-        return CountRule(min(config.max_samples, max(config.min_samples, _SAMPLES_OF_RANKS)))
+        usual = config.min_samples if eager else max(config.min_samples, _SAMPLES_OF_RANKS)
+        return CountRule(min(config.max_samples, usual))
     return NoiseRule.from_config(config)
 
 
@@ -107,24 +109,26 @@ def _profile(
             engine.runner,
             step,
             clock,
-            _stopping_rule(engine),
+            _stopping_rule(engine, eager=True),
             decision=engine.decision_for(key.as_eager()),
             warmup=config.warmup,
         )
         sink.append(record.label, "eager", eager.columns())
         engine.graphs.poison(key)
         replay = engine.decision_for(key)
+        pace_before_ns = host_pace_ns(clock)
         first = sample_steps(engine.runner, step, clock, CountRule(1), decision=replay)
         sink.append(record.label, "first", first.columns())
         hot = sample_steps(
             engine.runner,
             step,
             clock,
-            _stopping_rule(engine),
+            _stopping_rule(engine, eager=False),
             decision=replay,
             warmup=config.warmup,
         )
         sink.append(record.label, "hot", hot.columns())
+        pace_ns = max(pace_before_ns, host_pace_ns(clock))
     first_replay_ns = int(first.launch_ns[0])
     instrumented = _is_instrumented(engine)
     eager_stats, hot_stats = (
@@ -140,6 +144,7 @@ def _profile(
             "eager": eager_stats,
             "replay": hot_stats,
             "first_replay_ns": first_replay_ns,
+            "host_pace_ns": pace_ns,
             "bound": bound_by(eager_stats, hot_stats),
             "experts_hit": experts_hit,
             "exchange_moved_bytes": traffic.moved_bytes,

@@ -9,6 +9,7 @@ from cgprof.moe.all_gather import AllGatherDispatcher
 from cgprof.moe.all_to_all import AllToAllDispatcher
 from cgprof.moe.dispatcher import LocalDispatcher, TokenDispatcher
 from cgprof.moe.exact import ExactDispatcher
+from cgprof.moe.symmetric import SymmetricDispatcher
 from cgprof.moe.traffic import RowFormat
 from cgprof.parallel.groups import Ranks
 
@@ -36,6 +37,9 @@ def make_dispatcher(
 
     Raises:
         ConfigError: More ranks than experts.
+        UnsupportedError: The exchange needs GPUs, and the ranks are on CPUs.
+        DeviceError: Their GPUs cannot write to each other, as the exchange needs.
+        RankError: A rank did not answer while the exchange was set up.
     """
     if ranks is None or ranks.size == 1 or not model.is_moe:
         return LocalDispatcher(loopback=loopback)
@@ -51,7 +55,9 @@ def make_dispatcher(
             max_tokens=max_tokens,
             num_microbatches=num_microbatches,
         )
-    return AllToAllDispatcher(
+    one_sided = parallel.all2all_backend is All2AllBackend.SYMMETRIC_MEMORY
+    in_blocks = SymmetricDispatcher if one_sided else AllToAllDispatcher
+    return in_blocks(
         ranks,
         num_experts=model.num_experts,
         row=row,

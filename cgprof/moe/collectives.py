@@ -1,31 +1,15 @@
-"""The tensor collectives of the expert exchange, under the names of every torch in range."""
+"""The tensor collectives of the expert exchange, on the communicator of a lane."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from cgprof.moe.dispatcher import Lane
 from cgprof.parallel.groups import Ranks
-
-
-class _IntoOne(Protocol):
-    def __call__(
-        self, output: torch.Tensor, input: torch.Tensor, /, *, group: dist.ProcessGroup
-    ) -> object: ...
-
-
-def _newest(name: str, older: str) -> _IntoOne:
-    found: _IntoOne = getattr(dist, name if hasattr(dist, name) else older)
-    return found
-
-
-# torch 2.13 deprecates the older names, 2.11 has no others.
-_ALL_GATHER = _newest("all_gather_single", "all_gather_into_tensor")
-_REDUCE_SCATTER = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+from cgprof.parallel.into_one import all_gather, reduce_scatter
 
 
 class Exchange:
@@ -42,14 +26,14 @@ class Exchange:
         """Fills received [P * n, ...] with every rank's sent [n, ...] in rank order."""
         if not self._exchanging:
             return
-        _ALL_GATHER(received, sent, group=self._group)
+        all_gather(received, sent, group=self._group)
 
     def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """Fills received [n, ...] with the sum over ranks of the part of sent [P * n, ...]."""
         if not self._exchanging:
             received.copy_(sent[: received.shape[0]])  # a fresh buffer, which nothing else fills
             return
-        _REDUCE_SCATTER(received, sent, group=self._group)
+        reduce_scatter(received, sent, group=self._group)
 
     def all_to_all(
         self,

@@ -27,6 +27,11 @@ class BlockLayout:
         return self.row.block_rows(self.capacity)
 
     @property
+    def tail_rows(self) -> int:
+        """Rows that the routing of one block takes."""
+        return self.block_rows - self.capacity
+
+    @property
     def rows(self) -> int:
         """Rows of all blocks."""
         return self.num_ranks * self.block_rows

@@ -13,18 +13,18 @@ _SCAN_ELEMENTS = 2048  # ids that a rank's scan reads at a time
 _UNPACKED = 256
 
 
-@triton.jit(do_not_specialize=["num_tokens", "capacity", "block_words"])
+@triton.jit(do_not_specialize=["num_tokens", "capacity", "block_words", "routing_word"])
 def _place_kernel(
     expert_ids,  # [T, K]
     weights,  # [T, K]
     starts,  # [P + 1]
     places,  # [P, T]
-    words,  # the blocks as i32
+    words,  # blocks as i32, one a rank; a block's routing begins at its routing_word
     dropped,  # [1]
     num_tokens,
     capacity,
     block_words,
-    ROW_WORDS: tl.constexpr,
+    routing_word,
     TOP_K: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SCAN: tl.constexpr,
@@ -32,7 +32,7 @@ def _place_kernel(
     rank = tl.program_id(0)
     first = tl.load(starts + rank)
     past = tl.load(starts + rank + 1)
-    routing = words + rank.to(tl.int64) * block_words + capacity.to(tl.int64) * ROW_WORDS
+    routing = words + rank.to(tl.int64) * block_words + routing_word
     k = tl.arange(0, BLOCK_K)[None, :]
     placed = 0
     start = 0
@@ -146,24 +146,9 @@ def pack_blocks(
 ) -> torch.Tensor:
     """Fills the blocks and returns the places [P, T] i32; arguments as of `packing.pack`."""
     num_tokens, hidden_size = hidden.shape
-    places = torch.empty(layout.num_ranks, num_tokens, dtype=torch.int32, device=hidden.device)
-    block_k = triton.next_power_of_2(layout.row.top_k)
-    row_words = layout.row.hidden_bytes // 4
-    _place_kernel[(layout.num_ranks,)](
-        expert_ids,
-        weights,
-        starts,
-        places,
-        blocks.view(torch.int32),
-        dropped,
-        num_tokens,
-        layout.capacity,
-        layout.block_rows * row_words,
-        ROW_WORDS=row_words,
-        TOP_K=layout.row.top_k,
-        BLOCK_K=block_k,
-        SCAN=max(16, _SCAN_ELEMENTS // block_k),
-        num_warps=4,
+    routing_row = layout.capacity
+    places = _place(
+        expert_ids, weights, starts, blocks, layout.block_rows, routing_row, dropped, layout
     )
     columns = min(_COLUMNS, triton.next_power_of_2(hidden_size))
     _send_kernel[(num_tokens, triton.cdiv(hidden_size, columns))](
@@ -178,6 +163,21 @@ def pack_blocks(
         num_warps=4,
     )
     return places
+
+
+def place_tokens(
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    starts: torch.Tensor,
+    tails: torch.Tensor,
+    dropped: torch.Tensor,
+    layout: BlockLayout,
+) -> torch.Tensor:
+    """Fills the blocks' tails [P * tail_rows, D] alone and returns the places [P, T] i32.
+
+    Other arguments as of `packing.pack`.
+    """
+    return _place(expert_ids, weights, starts, tails, layout.tail_rows, 0, dropped, layout)
 
 
 def unpack_routing(
@@ -222,3 +222,37 @@ def sum_blocks(blocks: torch.Tensor, places: torch.Tensor, layout: BlockLayout) 
         num_warps=4,
     )
     return sums
+
+
+def _place(
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    starts: torch.Tensor,
+    blocks: torch.Tensor,
+    block_rows: int,
+    routing_row: int,
+    dropped: torch.Tensor,
+    layout: BlockLayout,
+) -> torch.Tensor:
+    """Writes the routing into each block from its routing_row on and returns the places."""
+    num_tokens, top_k = expert_ids.shape
+    places = torch.empty(layout.num_ranks, num_tokens, dtype=torch.int32, device=expert_ids.device)
+    block_k = triton.next_power_of_2(top_k)
+    row_words = layout.row.hidden_bytes // 4
+    _place_kernel[(layout.num_ranks,)](
+        expert_ids,
+        weights,
+        starts,
+        places,
+        blocks.view(torch.int32),
+        dropped,
+        num_tokens,
+        layout.capacity,
+        block_rows * row_words,
+        routing_row * row_words,
+        TOP_K=top_k,
+        BLOCK_K=block_k,
+        SCAN=max(16, _SCAN_ELEMENTS // block_k),
+        num_warps=4,
+    )
+    return places

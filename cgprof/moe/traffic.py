@@ -46,7 +46,8 @@ def bytes_moved(
 ) -> int | None:
     """Returns what one rank sends to others for one layer's exchange of `num_tokens`, both ways.
 
-    None for the exact exchange, whose sizes follow the routing: it moves what is needed.
+    None for exchanges whose sizes follow the routing: `exact` moves what is needed, and
+    `symmetric-memory` the rows that are needed, with the routing of a whole block for each rank.
 
     Args:
         backend: The exchange.
@@ -55,7 +56,7 @@ def bytes_moved(
         row: What a token weighs.
         capacity: The most tokens for one rank; None: all.
     """
-    if backend is All2AllBackend.EXACT:
+    if backend in (All2AllBackend.EXACT, All2AllBackend.SYMMETRIC_MEMORY):
         return None
     sent = num_tokens
     if backend is All2AllBackend.ALL_TO_ALL and capacity is not None:

@@ -14,13 +14,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from cgprof.config.schema import ParallelConfig
+from cgprof.config.schema import All2AllBackend, ParallelConfig
 from cgprof.errors import DeviceError, RankError
 from cgprof.parallel.grid import Rank
+from cgprof.parallel.into_one import all_gather, reduce_scatter
 from cgprof.parallel.meeting import meet
 from cgprof.parallel.nccl import Settings, gloo_group, prepare_nccl, tensor_group
 from cgprof.parallel.rounds import RoundKind, Rounds
 
+_FIRST_ROWS = (256, 1 << 21)  # f32, to each rank: both of NCCL's ways, for few bytes and for many
 _AFTER_DEADLINE_S = 10.0  # an error that names the key comes before the library's own
 
 
@@ -36,7 +38,8 @@ class Groups:
 class Ranks:
     """This process among its peers.
 
-    `settings` is what the tensor groups were set to, for the record.
+    `settings` is what the tensor groups were set to, for the record, and `communicator_bytes` what
+    each of their communicators took on the device as it started; empty on the CPU.
     """
 
     def __init__(
@@ -51,7 +54,14 @@ class Ranks:
         self.rank, self.size, self.device = rank.rank, rank.size, device
         self.control, self.captured, self.eager = groups.control, groups.captured, groups.eager
         self.settings = settings
-        self.rounds = Rounds(self.control, store, rank=self.rank, size=self.size)
+        self.communicator_bytes: dict[str, int] = {}
+        self.rounds = Rounds(
+            self.control,
+            store,
+            rank=self.rank,
+            size=self.size,
+            share_within_s=parallel.startup_timeout_s,
+        )
         self.answer_timeout_s = parallel.replay_timeout_s
         self._startup_timeout_s = parallel.startup_timeout_s
         self._set_tensor_timeout(self.answer_timeout_s)
@@ -99,6 +109,7 @@ class Ranks:
 
     def close(self) -> None:
         """Leaves all groups. Graphs that hold their collectives must be gone."""
+        self.rounds.close()
         dist.destroy_process_group()
 
     def _set_tensor_timeout(self, seconds: float) -> None:
@@ -151,7 +162,7 @@ def connect(rank: Rank, device: torch.device, parallel: ParallelConfig) -> Ranks
     ranks = Ranks(rank, device, groups, store, parallel, settings)
     if on_cuda:
         _refuse_shared_device(ranks)
-        _start_communicators(ranks)
+        _start_communicators(ranks, parallel.all2all_backend)
     return ranks
 
 
@@ -177,8 +188,25 @@ def _refuse_shared_device(ranks: Ranks) -> None:
             )
 
 
-def _start_communicators(ranks: Ranks) -> None:
-    """NCCL connects at the first collective, which must not be a captured one."""
-    for group in (ranks.captured, ranks.eager):
+def _start_communicators(ranks: Ranks, backend: All2AllBackend) -> None:
+    """NCCL connects and allocates at the first collectives, which must not be captured ones."""
+    for name, group in (("captured", ranks.captured), ("eager", ranks.eager)):
+        before = _held_outside_allocator(ranks.device)
         dist.all_reduce(torch.zeros(1, device=ranks.device), group=group)
-    torch.cuda.synchronize(ranks.device)
+        for rows in _FIRST_ROWS:
+            one = torch.zeros(rows, device=ranks.device)
+            all_of_them = torch.zeros(rows * ranks.size, device=ranks.device)
+            if backend is All2AllBackend.ALLGATHER_REDUCESCATTER:
+                all_gather(all_of_them, one, group=group)
+                reduce_scatter(one, all_of_them, group=group)
+            else:
+                dist.all_to_all_single(torch.empty_like(all_of_them), all_of_them, group=group)
+        torch.cuda.synchronize(ranks.device)
+        ranks.communicator_bytes[name] = max(0, _held_outside_allocator(ranks.device) - before)
+    torch.cuda.empty_cache()
+
+
+def _held_outside_allocator(device: torch.device) -> int:
+    """Device memory in use but for what torch's allocator holds, bytes; of all processes."""
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)

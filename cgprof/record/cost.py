@@ -26,11 +26,17 @@ class ReplayCost(Record):
     busy: LaunchStats | None = None  # one replay was enqueued just before
     busy_cpu: LaunchStats | None = None
     busy_note: str = ""  # why there is none
-    beside: LaunchStats | None = None  # idle, taking turns with the synthetic graphs of the model
+    # Taking turns with the synthetic graphs of the model: idle, and the host did as before those.
+    beside: LaunchStats | None = None
+    after_wait: LaunchStats | None = None  # in pairs with beside, but at once after a wait
+    waited_ns: NonNegative | None = None  # how long: a replay's time on the device (median)
+    wait_adds: Estimate | None = None  # after_wait less beside, in ns: median over the pairs
+    slow_adds: Estimate | None = None  # to beside, in ns, while the host ran slower
     traced: LaunchStats | None = None  # host interval of cudaGraphLaunch as CUPTI saw it
     traced_wall: LaunchStats | None = None  # our clock around the same calls
     traced_note: str = ""  # why there is none
-    predicted: Estimate | None = None  # of beside, else of idle, in ns, by the launch model
+    predicted: Estimate | None = None  # of beside, in ns, by the launch model
+    predicted_wait: Estimate | None = None  # of wait_adds, by the same
     dominated_by: str = ""  # the largest term, in words
     process_id: NonNegative | None = None
 
@@ -43,7 +49,8 @@ class LaunchPoint(Record):
     median_ns: NonNegative
     iqr_ns: NonNegative
     count: NonNegative
-    waited_ns: NonNegative = 0  # host waited so long for the device before each launch
+    waited_ns: NonNegative = 0  # host waited so long for the device and launched at once
+    worked_ns: NonNegative = 0  # or worked so long on an idle device before it launched
 
     @property
     def nodes(self) -> int:
@@ -96,6 +103,11 @@ class LaunchModel(Record):
     waited: tuple[WaitedTerm, ...] = ()  # by rising wait; between them by interpolation
     scatter: float | None = None  # of the points around the fit, relative, one standard deviation
     largest_error: float | None = None  # of the fit, relative, over its own points
+    # Host worked so long before each launch that no wait precedes; None: it launched at once.
+    worked_ns: NonNegative | None = None
+    full_pace_share: float | None = None  # of all launches; those of a slower host are left out
+    warm_scatter: float | None = None  # of the points without a wait alone, if there are any
+    warm_largest_error: float | None = None
     notes: tuple[str, ...] = ()
     process_id: NonNegative | None = None
 

@@ -127,6 +127,7 @@ class GraphRecord(Record):
     replay: StageStats | None = None  # the same key again and again (hot)
     round_robin: StageStats | None = None  # keys in turn
     first_replay_ns: NonNegative | None = None
+    host_pace_ns: NonNegative | None = None  # of a fixed loop of Python beside the hot replays
     bound: Literal["host", "device"] | None = None  # what an eager step waits for; None: no device
     launches_outside: dict[str, int] = Field(
         default_factory=dict
@@ -157,3 +158,4 @@ class MemoryTotals(Record):
     twin_witness: MemoryWitness
     kv_cache_bytes: NonNegative
     weights_bytes: NonNegative
+    communicators: dict[str, NonNegative] = Field(default_factory=dict)  # before any capture

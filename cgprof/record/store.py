@@ -1,4 +1,4 @@
-"""A run folder: manifest, summary, samples, items, nodes. Readable whenever the writer dies.
+"""A run folder: manifest, summary, and a file a table. Readable whenever the writer dies.
 
 Each file is written beside its name and renamed when whole, so a reader meets the last whole one.
 """
@@ -21,6 +21,7 @@ from cgprof.record.lock import LOCK, FolderLock
 from cgprof.record.nodes import NODES, NodeTable
 from cgprof.record.samples import LATER_FIELDS, SAMPLE_SCHEMA, SampleSink
 from cgprof.record.scores import ItemScore
+from cgprof.record.timeline import TIMELINES, TimelineTable
 from cgprof.record.types import READABLE_VERSIONS, RunRecord
 
 MANIFEST = "manifest.json"
@@ -37,6 +38,7 @@ class NoFolder:
         self.samples = SampleSink()
         self.items: list[ItemScore] = []
         self.nodes: NodeTable | None = None
+        self.timelines: TimelineTable | None = None
 
     def __enter__(self) -> NoFolder:
         return self
@@ -78,7 +80,8 @@ class RunWriter:
         self.samples = SampleSink()
         self.items: list[ItemScore] = []
         self.nodes: NodeTable | None = None
-        self._written_nodes: NodeTable | None = None
+        self.timelines: TimelineTable | None = None
+        self._written: dict[str, NodeTable | TimelineTable] = {}
         self._flag = "--resume" if resume else "--output-dir"
         self._overwrites = force
         self._reuses = force or resume
@@ -132,12 +135,14 @@ class RunWriter:
         return added
 
     def write(self, record: RunRecord) -> None:
-        """Rewrites the folder: samples, items and nodes first, the manifest last.
+        """Rewrites the folder: the tables first, the manifest last.
 
         Raises:
             RecordError: The record holds NaN or infinity, or the folder cannot be written.
         """
         self.claim()
+        tables: dict[str, NodeTable | TimelineTable | None]
+        tables = {NODES: self.nodes, TIMELINES: self.timelines}
         manifest = {
             "schema_version": record.schema_version,
             "run_id": record.run_id,
@@ -145,7 +150,7 @@ class RunWriter:
             "files": [
                 *(SUMMARY, SAMPLES),
                 *([ITEMS] if self.items else []),
-                *([NODES] if self.nodes else []),
+                *(name for name, table in tables.items() if table is not None),
             ],
         }
         summary = record.model_dump(mode="json")
@@ -158,11 +163,12 @@ class RunWriter:
             self._replace(ITEMS, lambda part: pq.write_table(items_table(self.items), part))
         else:
             self._remove(ITEMS)
-        if self.nodes is None:
-            self._remove(NODES)
-        elif self.nodes is not self._written_nodes:
-            self._replace(NODES, self.nodes.write)
-            self._written_nodes = self.nodes
+        for name, table in tables.items():
+            if table is None:
+                self._remove(name)
+            elif table is not self._written.get(name):
+                self._replace(name, table.write)
+                self._written[name] = table
         self._replace(SUMMARY, lambda part: part.write_text(self._json(SUMMARY, summary)))
         self._replace(MANIFEST, lambda part: part.write_text(self._json(MANIFEST, manifest)))
 

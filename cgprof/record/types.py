@@ -11,6 +11,7 @@ from cgprof.record.alone import NodeModel, StandAlone
 from cgprof.record.contents import GraphContents, WorkDifference
 from cgprof.record.cost import LaunchModel, ReplayCost
 from cgprof.record.graph import GraphRecord, MemoryTotals
+from cgprof.record.overlap import TracedReplay
 from cgprof.record.place import Environment, RunProcess
 from cgprof.record.scores import AccuracyResult, CheckRecord, PairedVerdict
 from cgprof.record.strict import NonNegative, Record
@@ -43,6 +44,7 @@ class RankRecord(Record):
     against_eager: dict[str, WorkDifference] = Field(default_factory=dict)
     replay_costs: dict[str, ReplayCost] = Field(default_factory=dict)
     launch_model: LaunchModel | None = None
+    timelines: dict[str, TracedReplay] = Field(default_factory=dict)
     stand_alone: tuple[StandAlone, ...] = ()
     node_model: NodeModel | None = None
     left_out: dict[str, str] = Field(default_factory=dict)  # by the measured graph memory

@@ -1,4 +1,4 @@
-"""Checks of launch times: what they are spent on, and whether they can be trusted. Pure."""
+"""Checks of launch times: what they are spent on. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from cgprof.graphs.estimate import bytes_of_nodes
 from cgprof.record.cost import MIXING_OFF, LaunchModel, NodeKind, ReplayCost
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.finding import Check, Finding
+from cgprof.report.launch_causes import MOST_ERROR, cause_of_miss, is_inside, share_of_miss
 from cgprof.report.layout import Plain
 
 EVENT_RECORD_NODES = "event-record-nodes"
@@ -15,10 +16,7 @@ PEER_COPIES = "peer-copies"
 LAUNCH_UNEXPLAINED = "launch-unexplained"
 TRACING_INFLATES = "tracing-inflates"
 MODEL_LOOSE = "launch-model-loose"
-THROTTLED = "throttled-clocks"
-NOISY = "noisy-timing"
 
-MOST_ERROR = 0.3  # of a predicted launch, relative to the measured one
 MOST_INFLATION = 3.0  # of a launch under CUPTI, over one in a process that never had it
 
 _EVENT_RECORD: NodeKind = "event-record"
@@ -28,10 +26,16 @@ _ERROR = (
     f"the launch model is more than {MOST_ERROR:.0%} off the measured launch, which lies outside "
     "of its 95 % interval"
 )
-_LOOSE = f"points scatter around the launch model by more than {MOST_ERROR:.0%}"
+_LOOSE = (
+    f"points scatter around the launch model by more than {MOST_ERROR:.0%}, or it is more than "
+    "that off a launch which lies inside of its interval"
+)
+_QUIET = (
+    "the host changed its pace while synthetic graphs were timed: the launch model of this run is "
+    "inconclusive; run again on a quiet host"
+)
+_SEE_CAUSES = "the model tells too little of these keys: --table launch-fit has the cause of each"
 _INFLATED = f"a launch takes more than {MOST_INFLATION:g} times as long with CUPTI attached"
-_HELD_BACK = "NVML said that the clocks were held back while a key was timed"
-_WIDE = "quartiles of launch are as far apart as measure.relative_noise, or samples too few"
 _NOT_MIXING = (
     "mixing is off, so they are not NCCL's for that: record external events (torch.cuda.Event("
     "external=True)) outside the graph"
@@ -84,8 +88,8 @@ def peer_copies(run: RunRecord) -> Iterator[Finding]:
                 keys=tuple(counts),
                 evidence=evidence,
                 threshold=_PEER,
-                way_out="let a kernel write to the peer's memory; --all2all-backend all-to-all "
-                "sends through NCCL's kernels",
+                way_out="let a kernel write to the peer's memory: --all2all-backend "
+                "symmetric-memory, or all-to-all through NCCL's kernels",
                 rank=rank.rank,
             )
 
@@ -100,17 +104,11 @@ def launch_unexplained(run: RunRecord) -> Iterator[Finding]:
         }
         if errors:
             worst = max(errors, key=lambda label: abs(errors[label]))
-            cost = rank.replay_costs[worst]
             yield Finding(
                 name=LAUNCH_UNEXPLAINED,
                 severity="doubt",
                 keys=tuple(errors),
-                evidence={
-                    "worst": worst,
-                    "measured_ns": cost.beside.median_ns if cost.beside else None,
-                    "predicted_ns": round(cost.predicted.value) if cost.predicted else None,
-                    "error": errors[worst],
-                },
+                evidence=_miss(rank, worst),
                 threshold=_ERROR,
                 way_out="look for a kind of node that the model lacks (cgprof nodes RUN KEY), or a "
                 "busy host: the time may be the host's and not the graph's",
@@ -119,37 +117,47 @@ def launch_unexplained(run: RunRecord) -> Iterator[Finding]:
 
 
 def launch_model_loose(run: RunRecord) -> Iterator[Finding]:
-    """Finds models whose intervals are so wide that no launch can contradict them."""
+    """Finds models that decide nothing: points scatter, or intervals hold what is far off."""
     for rank in run.ranks:
         model = rank.launch_model
-        if model is None or not is_loose(model):
+        if model is None:
             continue
-        beside = {label: cost for label, cost in rank.replay_costs.items() if cost.beside}
-        near = [
-            label
-            for label, cost in beside.items()
-            if (share := _share(cost)) is not None and abs(share) <= MOST_ERROR
-        ]
+        shares = {
+            label: share
+            for label, cost in rank.replay_costs.items()
+            if (share := share_of_miss(cost)) is not None
+        }
+        far = [label for label, share in shares.items() if abs(share) > MOST_ERROR]
+        held = [label for label in far if is_inside(rank.replay_costs[label])]
+        loose = is_loose(model)
+        if not loose and not held:
+            continue
+        among = far if loose else held
+        worst = max(among, key=lambda label: abs(shares[label]), default=None)
         yield Finding(
             name=MODEL_LOOSE,
             severity="doubt",
-            keys=tuple(beside),
+            keys=tuple(shares) if loose else tuple(held),
             evidence={
-                "scatter_of_points": model.scatter,
-                "worst_point": model.largest_error,
-                "keys_near_the_model": len(near),
-                "keys_compared": len(beside),
+                "scatter_of_points": _scatter(model),
+                "worst_point": _first(model.warm_largest_error, model.largest_error),
+                "keys_near_the_model": len(shares) - len(far),
+                "keys_compared": len(shares),
+                **(_miss(rank, worst) if worst else {}),
             },
             threshold=_LOOSE,
-            way_out="the host changed its pace while synthetic graphs were timed: the launch model "
-            "of this run is inconclusive; run again on a quiet host",
+            way_out=_QUIET if loose else _SEE_CAUSES,
             rank=rank.rank,
         )
 
 
 def is_loose(model: LaunchModel | None) -> bool:
-    """Whether the points around a model scatter so much that it decides nothing."""
-    return model is not None and model.scatter is not None and model.scatter > MOST_ERROR
+    """Whether the points around a model scatter so much that it decides nothing.
+
+    Where some were launched by a warm host, as predictions are, those alone count.
+    """
+    scatter = None if model is None else _scatter(model)
+    return scatter is not None and scatter > MOST_ERROR
 
 
 def tracing_inflates(run: RunRecord) -> Iterator[Finding]:
@@ -183,58 +191,12 @@ def tracing_inflates(run: RunRecord) -> Iterator[Finding]:
             )
 
 
-def throttled_clocks(run: RunRecord) -> Iterator[Finding]:
-    """Finds keys that were timed while the device was held back."""
-    for rank in run.ranks:
-        warned = _warned(rank, "throttled")
-        if warned:
-            reasons = dict.fromkeys(text.partition(": ")[2] for text in warned.values())
-            yield Finding(
-                name=THROTTLED,
-                severity="doubt",
-                keys=tuple(warned),
-                evidence={"reasons": ", ".join(reasons)},
-                threshold=_HELD_BACK,
-                way_out="let the device cool or raise its power limit, then time again; launch "
-                "times of the host stand, device times do not",
-                rank=rank.rank,
-            )
-
-
-def noisy_timing(run: RunRecord) -> Iterator[Finding]:
-    """Finds keys whose launch times scatter, all in one finding."""
-    for rank in run.ranks:
-        warned = _warned(rank, "noisy")
-        if warned:
-            noises = [
-                stats.launch.noise
-                for graph in rank.graphs
-                for stats in (graph.eager, graph.replay)
-                if graph.label in warned and stats is not None and stats.launch.noise is not None
-            ]
-            yield Finding(
-                name=NOISY,
-                severity="info",
-                keys=tuple(warned),
-                evidence={
-                    "largest_noise": max(noises, default=None),
-                    "wanted": run.config.measure.relative_noise,
-                },
-                threshold=_WIDE,
-                way_out="compare only what one run measured; a quiet host, or more samples "
-                "(measure.max_samples, measure.max_seconds_per_key), narrows it",
-                rank=rank.rank,
-            )
-
-
 LAUNCH_CHECKS: Mapping[str, Check] = {
     EVENT_RECORD_NODES: event_record_nodes,
     PEER_COPIES: peer_copies,
     LAUNCH_UNEXPLAINED: launch_unexplained,
     MODEL_LOOSE: launch_model_loose,
     TRACING_INFLATES: tracing_inflates,
-    THROTTLED: throttled_clocks,
-    NOISY: noisy_timing,
 }
 
 
@@ -257,24 +219,24 @@ def _cost_of_events(rank: RankRecord, label: str, count: int) -> dict[str, Plain
 
 def _error(cost: ReplayCost) -> float | None:
     """How far a prediction is off; None without one, or where its interval holds the time."""
-    share = _share(cost)
-    if share is None or cost.predicted is None or cost.beside is None:
-        return None
-    inside = cost.predicted.low <= cost.beside.median_ns <= cost.predicted.high
-    return None if inside else share
+    return None if is_inside(cost) else share_of_miss(cost)
 
 
-def _share(cost: ReplayCost) -> float | None:
-    """How far a prediction is off what was timed beside it, relative to that."""
-    if cost.predicted is None or cost.beside is None or not cost.beside.median_ns:
-        return None
-    return cost.predicted.value / cost.beside.median_ns - 1
-
-
-def _warned(rank: RankRecord, kind: str) -> dict[str, str]:
+def _miss(rank: RankRecord, label: str) -> dict[str, Plain]:
+    """A launch beside its prediction, and the cause where the run can tell one."""
+    cost, cause = rank.replay_costs[label], cause_of_miss(rank, label)
     return {
-        graph.label: text
-        for graph in rank.graphs
-        for text in graph.warnings
-        if text.partition(":")[0] == kind
+        "worst": label,
+        "measured_ns": cost.beside.median_ns if cost.beside else None,
+        "predicted_ns": round(cost.predicted.value) if cost.predicted else None,
+        "error": share_of_miss(cost),
+        "cause": cause.words if cause else None,
     }
+
+
+def _scatter(model: LaunchModel) -> float | None:
+    return _first(model.warm_scatter, model.scatter)
+
+
+def _first(value: float | None, other: float | None) -> float | None:
+    return other if value is None else value

@@ -12,7 +12,7 @@ from cgprof.report.layout import one_line
 _NO_DEVICE = "none"
 # Measured after everything that is compared, so that they decide none of it.
 _AFTERWARDS = {
-    *("replay_samples", "launch_model", "trace_launches"),
+    *("replay_samples", "launch_model", "trace_launches", "timelines"),
     *("stand_alone_keys", "eager_work"),
 }
 

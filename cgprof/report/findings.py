@@ -10,12 +10,15 @@ from cgprof.record.types import RunRecord
 from cgprof.report.checks_of_graphs import GRAPH_CHECKS
 from cgprof.report.checks_of_launch import LAUNCH_CHECKS
 from cgprof.report.checks_of_memory import MEMORY_CHECKS
+from cgprof.report.checks_of_timing import TIMING_CHECKS
 from cgprof.report.document import Block, Lines
 from cgprof.report.finding import Check, Finding, Severity
 from cgprof.report.layout import Plain, Table, finite, one_line, show
 from cgprof.units import format_ranges
 
-CHECKS: Mapping[str, Check] = MappingProxyType({**GRAPH_CHECKS, **MEMORY_CHECKS, **LAUNCH_CHECKS})
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {**GRAPH_CHECKS, **MEMORY_CHECKS, **LAUNCH_CHECKS, **TIMING_CHECKS}
+)
 
 _COLUMNS = {
     "severity": "severity",

@@ -11,6 +11,7 @@ import pandas as pd
 from cgprof.record.cost import LaunchPoint
 from cgprof.record.graph import GraphRecord, LaunchStats, StageStats
 from cgprof.record.store import read_run, read_samples
+from cgprof.record.timeline import read_timelines
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.headline import graph_memory, key_memory_bytes
 from cgprof.report.launches import launches_table
@@ -93,6 +94,16 @@ def samples_frame(path: str | Path) -> pd.DataFrame:
         RecordError: the folder is unreadable.
     """
     return read_samples(Path(path))
+
+
+def timelines_frame(path: str | Path) -> pd.DataFrame:
+    """Returns one row an activity of the replays that a run folder traced, else no rows.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    frame: pd.DataFrame = read_timelines(Path(path)).to_pandas()
+    return frame.astype(dict.fromkeys(("key", "name", "kind", "role"), "str"))
 
 
 def runs_frame(paths: Iterable[str | Path]) -> pd.DataFrame:

@@ -129,8 +129,13 @@ def _measured(rank: RankRecord, recorder: Literal["cuda", "tape"]) -> list[str]:
         )
     if any(cost.predicted for cost in costs):
         notes.append(
-            "model: an estimate from synthetic graphs, not a time; of the call that took turns "
-            "with them (--table launch-fit), else of idle"
+            "model: an estimate from synthetic graphs, not a time: "
+            + (
+                "of a launch on an idle device by a host that worked until then, as in a step; "
+                "what a wait adds is in --table launch-fit"
+                if rank.launch_model is not None and rank.launch_model.worked_ns is not None
+                else "of the call that took turns with them (--table launch-fit), else of idle"
+            )
         )
     if any(_is_of_another(graph, rank.replay_costs) for graph in rank.graphs):
         notes.append(

@@ -6,6 +6,7 @@ from cgprof.record.graph import GraphRecord, MemoryTotals, MemoryWitness
 from cgprof.record.types import RankRecord
 from cgprof.report.layout import Cell, Table, one_line, show
 
+_LANES = {"captured": "graphs", "eager": "eager calls"}
 _WITNESS_COLUMNS = {
     "allocator_bytes": "allocator",
     "device_delta_bytes": "device delta",
@@ -58,6 +59,10 @@ def totals_table(rank: RankRecord) -> Table:
         ("outputs, before the first capture", totals.outputs_bytes, None, None, None),
         ("KV cache", totals.kv_cache_bytes, None, None, None),
         ("weights", totals.weights_bytes, None, None, None),
+        *(
+            (f"communicator of {_LANES.get(lane, lane)}", num_bytes, None, None, None)
+            for lane, num_bytes in totals.communicators.items()
+        ),
     )
     source = "device delta" if totals.source == "device" else "tape arena bytes, not GPU memory"
     return Table(

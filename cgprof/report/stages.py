@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cgprof.record.graph import GraphRecord, StageStats
 from cgprof.record.types import RankRecord
+from cgprof.report.checks_of_timing import paces
 from cgprof.report.layout import Cell, Table
 
 _COLUMNS = {
@@ -26,14 +27,18 @@ _COLUMNS = {
     "device_ns": "device",
     "samples": "n",
     "stopped_by": "stopped by",
+    "host_pace_ratio": "host pace",
     "instrumented": "instrumented",
 }
-_OPTIONAL = frozenset({"vote_ns", "instrumented", "launch_p90_ns", "launch_p99_ns"})
+_OPTIONAL = frozenset(
+    {"vote_ns", "instrumented", "launch_p90_ns", "launch_p99_ns", "host_pace_ratio"}
+)
 
 
 def stages_table(rank: RankRecord) -> Table:
     """Returns one row a key and phase: the median of each stage, the spread of launch."""
-    rows = tuple(row for graph in rank.graphs for row in _stage_rows(graph))
+    pace = paces(rank)
+    rows = tuple(row for graph in rank.graphs for row in _stage_rows(graph, pace.get(graph.label)))
     return Table(
         name="stages",
         title="stages of a step",
@@ -43,19 +48,21 @@ def stages_table(rank: RankRecord) -> Table:
         notes=(
             "medians; noise: IQR over median of launch, '-' below five samples; n: launch samples",
             *_tail_notes(rank),
+            *_pace_notes(pace),
             "stages are apart and overlap device time: never added up",
         ),
     )
 
 
-def _stage_rows(graph: GraphRecord) -> Iterator[tuple[Cell, ...]]:
+def _stage_rows(graph: GraphRecord, pace: float | None) -> Iterator[tuple[Cell, ...]]:
     phases = (("eager", graph.eager), ("hot", graph.replay), ("round robin", graph.round_robin))
     for phase, stages in phases:
         if stages is not None:
-            yield (graph.label, phase, *_stage_cells(stages))
+            beside = pace if stages is graph.replay else None
+            yield (graph.label, phase, *_stage_cells(stages, beside))
 
 
-def _stage_cells(stages: StageStats) -> tuple[Cell, ...]:
+def _stage_cells(stages: StageStats, pace: float | None) -> tuple[Cell, ...]:
     launch = stages.launch
     return (
         stages.vote.median_ns if stages.vote else None,
@@ -73,8 +80,17 @@ def _stage_cells(stages: StageStats) -> tuple[Cell, ...]:
         stages.device.median_ns if stages.device else None,
         launch.count,
         launch.stopped_by,
+        pace,
         "yes" if stages.instrumented else None,
     )
+
+
+def _pace_notes(pace: Mapping[str, float]) -> list[str]:
+    if not pace:
+        return []
+    return [
+        "host pace: time of a fixed loop of Python beside the hot replays, over the run's least"
+    ]
 
 
 def _tail_notes(rank: RankRecord) -> list[str]:

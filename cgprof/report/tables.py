@@ -25,6 +25,7 @@ from cgprof.report.launches import launches_table
 from cgprof.report.layout import Cell, Plain, Table, one_line, ratio
 from cgprof.report.memory import memory_table, totals_table
 from cgprof.report.memory_sum import memory_sum_table
+from cgprof.report.overlap import overlap_table
 from cgprof.report.parity import key_verdict, legs_table
 from cgprof.report.ranks import rank_tables, veto_line
 from cgprof.report.scores import scores_table, verdicts_table
@@ -223,6 +224,7 @@ def _measured(record: RunRecord, rank: RankRecord) -> tuple[Table, ...]:
         launches_table(rank, record.recorder),
         launch_model_table(rank),
         launch_fit_table(rank),
+        overlap_table(rank),
         eager_work_table(rank),
     )
 

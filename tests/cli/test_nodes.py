@@ -10,9 +10,11 @@ from cgprof.cost.contents import read_contents
 from cgprof.graphs.topology import Node, contents
 from cgprof.record.nodes import NodeTable
 from cgprof.record.store import RunWriter
+from cgprof.record.timeline import TIMELINES, TimelineTable
 from cgprof.record.types import RankRecord
 from tests.support.builders import captured_engine, tiny_run
 from tests.support.runs import cuda_graph, failed_graph, key, run_record, tape_graph
+from tests.support.timelines import PLANTED
 
 GEMM = "void gemm<4, std::array<char*, 2ul> >(int, float*)"
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -153,6 +155,16 @@ def test_dot_draws_one_key(folder):
     ]
     assert sum("->" in line for line in lines) == 7
     assert "name a KEY" in refused(folder, "--format", "dot")
+
+
+def test_trace_holds_the_replay_that_was_traced(folder, tmp_path):
+    TimelineTable({str(TWIN): PLANTED}).write(tmp_path / "run" / TIMELINES)
+    events = json.loads(shown(folder, str(TWIN), "--format", "trace"))["traceEvents"]
+    assert sum(one["ph"] == "X" for one in events) == len(PLANTED)
+    told = refused(folder, str(PLAIN), "--format", "trace")
+    assert f"holds no traced replay of {PLAIN}" in told
+    assert "name a KEY" in refused(folder, "--format", "trace")
+    assert "name a KEY" in refused(folder, str(TWIN), "--format", "trace", "--table", "kinds")
 
 
 def test_unknown_and_failed_keys_are_refused_with_the_way_out(folder):

@@ -198,12 +198,34 @@ def test_exchange_that_needs_the_host_is_refused_under_every_capturing_mode(poli
     assert "--all2all-backend" in error.where
     for said in (
         *("exact", f"--mode {policy}", "host sync"),
-        "use allgather-reducescatter or all-to-all, or --mode none",
+        "use allgather-reducescatter or all-to-all or symmetric-memory, or --mode none",
     ):
         assert said in error.problem
 
 
-@pytest.mark.parametrize("backend", ["allgather-reducescatter", "all-to-all", "exact"])
+def test_exchange_that_writes_to_peers_is_refused_where_ranks_have_no_gpu():
+    settings = {
+        "parallel__all2all_backend": "symmetric-memory",
+        "parallel__data_parallel_size": 2,
+        "measure__device": "cpu",
+    }
+    error = refusal("tiny-moe", **settings)
+    assert isinstance(error, UnsupportedError)
+    assert "--all2all-backend" in error.where
+    assert "use all-to-all, or another --device" in error.problem
+    for field, value in (("measure__device", "auto"), ("parallel__data_parallel_size", 1)):
+        changed = {path.replace("__", "."): v for path, v in (settings | {field: value}).items()}
+        check(*load_run(None, "tiny-moe", changed))
+
+
+@pytest.mark.parametrize("backend", ["all-to-all", "symmetric-memory"])
+def test_capacity_that_would_drop_is_refused_for_both_exchanges_of_blocks(backend):
+    assert "needs 768, have 512" in capacity_problem(parallel__all2all_backend=backend)
+
+
+@pytest.mark.parametrize(
+    "backend", ["allgather-reducescatter", "all-to-all", "symmetric-memory", "exact"]
+)
 def test_exchange_goes_with_the_modes_that_it_can(backend):
     for policy in ["none"] if backend == "exact" else ["none", "full", "full-decode-only"]:
         settings = {"parallel.all2all_backend": backend, "capture.policy": policy}

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,6 +109,24 @@ def test_terms_are_only_of_what_was_measured():
     idle = [spec for spec in straight if not spec.busy_ns and spec.counts["kernel"] < 4000]
     waits = fit(planted_points(graphs=idle), seed=0).waited
     assert [waited.waited_ns for waited in waits] == [1_000_000]
+
+
+def test_points_of_a_host_that_waited_do_not_blur_those_of_one_that_worked():
+    """As runs have them: no wait but where it is asked for, and noise in those launches alone."""
+    rng = np.random.default_rng(4)
+    points = []
+    for spec, point in zip(specs(with_peer=True), planted_points(), strict=True):
+        waited_ns = point.waited_ns if spec.busy_ns else 0
+        noise = 0.4 * rng.standard_normal() if spec.busy_ns else 0.0
+        met = round(truth_ns(spec.counts, waited_ns) * max(1 + noise, 0.1))
+        points.append(point.model_copy(update={"waited_ns": waited_ns, "median_ns": met}))
+    model = fit(points, seed=0)
+    assert model.base_ns.value == pytest.approx(BASE_NS, rel=0.03)
+    assert slopes(model)["peer-copy"].value == pytest.approx(SLOPES["peer-copy"], rel=0.03)
+    assert model.warm_scatter < 0.03 < model.scatter
+    assert model.warm_largest_error < 0.1 < model.largest_error
+    assert model.base_ns.high - model.base_ns.low < 0.2 * BASE_NS
+    assert fit(planted_points(), seed=0).warm_scatter is None
 
 
 def test_same_seed_gives_the_same_model():

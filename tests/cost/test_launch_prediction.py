@@ -99,20 +99,34 @@ def test_dominant_names_the_largest_term_and_what_removes_it(nodes, waited_ns, w
     assert words in dominant(predict(MODEL, nodes, None, waited_ns))
 
 
-def test_costs_get_predictions_for_the_wait_of_their_own_replay():
+def test_without_a_wait_only_points_without_one_widen_the_interval():
+    model = NOISY.model_copy(update={"scatter": 0.5, "warm_scatter": 0.0})
+    sure = NOISY.model_copy(update={"scatter": 0.0, "warm_scatter": None})
+    nodes = {"kernel": 100}
+    assert predict(model, nodes).ns == predict(sure, nodes).ns
+    assert (
+        predict(model, nodes, None, 5_000_000).ns.high
+        > predict(sure, nodes, None, 5_000_000).ns.high
+    )
+
+
+def test_costs_get_predictions_of_a_host_that_worked_and_the_wait_apart():
     graphs = [
         cuda_graph(key(8), label="quick", nodes={"kernel": 600}, replay=stages(9_000, 0)),
         cuda_graph(key(16), label="slow", nodes={"kernel": 600}, replay=stages(9_000, 20_000_000)),
         cuda_graph(key(32), label="failed", failure="no memory"),
     ]
     costs = {label: cost() for label in ("quick", "slow", "failed", "gone")}
+    costs["slow"] = costs["slow"].model_copy(update={"waited_ns": 20_000_000})
     done = with_predictions(
         MODEL, costs, graphs, {"slow": contents(kinds={"kernel": 600}, forks=3)}
     )
     assert list(done) == list(costs)
     assert done["quick"].predicted.value == pytest.approx(truth_ns({"kernel": 600}, 0), rel=0.01)
-    slow = truth_ns({"kernel": 600, "fork": 3}, 20_000_000)
-    assert done["slow"].predicted.value == pytest.approx(slow, rel=0.01)
+    assert done["quick"].predicted_wait is None
+    slow, warm = (truth_ns({"kernel": 600, "fork": 3}, waited_ns) for waited_ns in (20_000_000, 0))
+    assert done["slow"].predicted.value == pytest.approx(warm, rel=0.01)
+    assert done["slow"].predicted_wait.value == pytest.approx(slow - warm, rel=0.01)
     assert done["slow"].idle == costs["slow"].idle
     assert done["failed"] == costs["failed"]
     assert done["gone"] == costs["gone"]

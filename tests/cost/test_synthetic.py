@@ -1,12 +1,18 @@
 import pytest
 import torch
 
+from cgprof.cost.insight import with_own
 from cgprof.cost.launch_model import fit
 from cgprof.cost.launch_prediction import dominant, predict
-from cgprof.cost.synthetic import measure_launch_model, time_graphs
-from cgprof.cost.synthetic_graphs import graph_builder
+from cgprof.cost.synthetic import OwnGraph, OwnLaunches, measure_launch_model, time_graphs
+from cgprof.cost.synthetic_graphs import GraphBuilder, _call, graph_builder
 from cgprof.cost.synthetic_layout import Spec, specs
+from cgprof.cost.turns import WORKED_NS
 from cgprof.errors import DeviceError
+from cgprof.graphs.cuda import CudaRecorder
+from cgprof.record.cost import ReplayCost
+from cgprof.record.worth import Estimate
+from tests.support.records import launch_stats
 
 UNSEEN = (
     Spec(kind="memset", counts={"kernel": 300, "memset": 40}),
@@ -26,6 +32,26 @@ def records(model):
 def test_a_device_without_graphs_is_refused():
     with pytest.raises(DeviceError, match="CUDA devices, found cpu"):
         measure_launch_model(torch.device("cpu"), seed=0)
+
+
+def test_costs_get_both_ways_in_which_their_graphs_were_launched():
+    costs = {label: ReplayCost(idle=launch_stats(9), idle_cpu=launch_stats(8)) for label in "ab"}
+    adds = Estimate(value=30.0, low=20.0, high=40.0)
+    slow = Estimate(value=11.0, low=8.0, high=15.0)
+    own = OwnLaunches(
+        warm=launch_stats(10),
+        after_wait=launch_stats(41),
+        waited_ns=5_000,
+        wait_adds=adds,
+        slow_adds=slow,
+    )
+    found = with_own(costs, {"b": own, "gone": own})
+    assert list(found) == ["a", "b"]
+    assert found["a"] == costs["a"]
+    assert (found["b"].beside, found["b"].after_wait) == (own.warm, own.after_wait)
+    assert (found["b"].waited_ns, found["b"].wait_adds) == (5_000, adds)
+    assert found["b"].slow_adds == slow
+    assert found["b"].idle == costs["b"].idle
 
 
 @pytest.mark.gpu
@@ -78,12 +104,47 @@ def test_launch_model_of_this_device_is_whole_and_its_event_curve_grows(device):
     assert {"kernel", "memset", "memcpy", "event-wait", "event-record", "fork"} <= kinds
     assert model.base_ns.value > 0
     assert len(model.waited) == 3
-    assert all(point.count >= 10 for point in model.points)
+    assert all(point.count >= 24 for point in model.points)
+    assert model.worked_ns == WORKED_NS
+    waits = {point.waited_ns for point in model.points if not point.worked_ns}
+    assert min(waits) >= 800_000
+    assert all(not point.waited_ns for point in model.points if point.worked_ns)
+    assert model.warm_scatter is not None
     curve = records(model)
     assert curve[-1].ns.value > curve[0].ns.value
     halves = [point for point in curve if point.nodes in (50, 100)]
     assert halves[1].ns.value > halves[0].ns.value
     assert "event-record" in dominant(predict(model, {"event-record": 192, "fork": 192}))
+
+
+@pytest.mark.gpu
+def test_graphs_of_a_run_take_turns_warm_and_after_their_own_time_on_the_device(device):
+    stream = torch.cuda.Stream()
+    prepared = []
+    with torch.cuda.stream(stream):
+        recorder, x = CudaRecorder(stream), torch.zeros(64, device=device)
+
+        def work():
+            torch.cuda._sleep(8_000_000)  # some 4 ms
+            x.add_(1)
+
+        recorder.warm_up(work)
+        recording = recorder.record(work)
+        recording.instantiate()
+        own = OwnGraph(label="a", recording=recording, prepare=lambda: prepared.append(float(x[0])))
+        few = [Spec(kind="kernel", counts={"kernel": size}) for size in (10, 100)]
+        with graph_builder(device) as builder:
+            timed = time_graphs(builder, few, [own])
+        found = timed.own["a"]
+        torch.cuda.synchronize()
+        # A probe and three passes; every round launches it once in each way.
+        assert len(prepared) == 4
+        assert found.warm.count == found.after_wait.count >= 24
+        assert float(x[0]) == 1 + 2 * (2 + 3 + found.warm.count)
+        assert 1_000_000 < found.waited_ns < 20_000_000
+        assert found.wait_adds.low <= found.wait_adds.value <= found.wait_adds.high
+        assert [point.worked_ns for point in timed.points] == [WORKED_NS] * 2
+        recording.free()
 
 
 @pytest.mark.gpu
@@ -111,3 +172,16 @@ def test_copies_to_a_peer_are_captured_and_have_a_term(device):
     assert torch.cuda.current_device() == device.index
     model, _ = measure_launch_model(device, seed=0)
     assert "peer-copy" in {term.kind for term in model.terms}
+
+
+@pytest.mark.multigpu(2)
+def test_copies_to_a_peer_that_no_capture_takes_are_a_note_and_the_rest_is_measured(
+    device, monkeypatch
+):
+    monkeypatch.setattr(GraphBuilder, "_peer_copy", lambda self: _call("cudaDeviceSynchronize"))
+    with graph_builder(device) as builder:
+        assert not builder.has_peer
+        (note,) = builder.notes
+        assert note.startswith("copies to a peer: not measured, cudaDeviceSynchronize failed")
+        few = [Spec(kind="kernel", counts={"kernel": size}) for size in (10, 100)]
+        assert len(time_graphs(builder, few).points) == 2

@@ -12,18 +12,26 @@ from tests.support.fake_cuda_graphs import (
     FakeGraph,
     FakeNode,
     MemoryType,
+    RuntimeMemoryType,
     fake_driver,
     fake_runtime,
 )
 
 DEVICE, HOST = MemoryType.CU_MEMORYTYPE_DEVICE, MemoryType.CU_MEMORYTYPE_HOST
 UNIFIED, ARRAY = MemoryType.CU_MEMORYTYPE_UNIFIED, MemoryType.CU_MEMORYTYPE_ARRAY
-MEMORY = {0x10: (DEVICE, 0), 0x18: (DEVICE, 0), 0x20: (DEVICE, 1), 0x30: (HOST, 1)}
+MEMORY = {
+    0x10: (RuntimeMemoryType.cudaMemoryTypeDevice, 0),
+    0x18: (RuntimeMemoryType.cudaMemoryTypeDevice, 0),
+    0x20: (RuntimeMemoryType.cudaMemoryTypeDevice, 1),
+    0x30: (RuntimeMemoryType.cudaMemoryTypeHost, 1),
+    0x40: (RuntimeMemoryType.cudaMemoryTypeManaged, 1),
+    0x50: (RuntimeMemoryType.cudaMemoryTypeUnregistered, -2),
+}
 
 
 @pytest.fixture(params=[12, 13])
 def fake(request, monkeypatch):
-    runtime, driver = fake_runtime(request.param), fake_driver(MEMORY)
+    runtime, driver = fake_runtime(request.param, MEMORY), fake_driver()
     bindings = SimpleNamespace(runtime=runtime, driver=driver)
     monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
@@ -74,12 +82,22 @@ def test_read_nodes_puts_a_child_graph_in_place_of_its_node(fake):
         ((UNIFIED, 0x10), (UNIFIED, 0x30), "memcpy"),  # pinned by the other device
         ((HOST, 0x10), (DEVICE, 0x20), "memcpy"),
         ((ARRAY, 0x10), (DEVICE, 0x20), "memcpy"),
-        ((UNIFIED, 0x99), (DEVICE, 0x20), "memcpy"),  # pageable
+        ((UNIFIED, 0x99), (DEVICE, 0x20), "memcpy"),  # refused
+        ((UNIFIED, 0x50), (DEVICE, 0x20), "memcpy"),  # pageable
+        ((UNIFIED, 0x10), (UNIFIED, 0x40), "memcpy"),  # moves by itself
+        ((UNIFIED, 0), (UNIFIED, 0x20), "memcpy"),
     ],
 )
 def test_a_copy_between_two_devices_is_a_peer_copy(fake, source, target, kind):
     (node,) = nodes.read_nodes(FakeGraph([copy(source, target)]))
     assert node.kind == kind
+
+
+def test_addresses_count_as_well_where_those_of_a_host_stand(fake):
+    there, own = (copy((UNIFIED, 0x10), (UNIFIED, target)) for target in (0x20, 0x18))
+    there.in_host_field = own.in_host_field = True
+    kinds = [node.kind for node in nodes.read_nodes(FakeGraph([there, own]))]
+    assert kinds == ["peer-copy", "memcpy"]
 
 
 def test_a_driver_that_refuses_a_name_is_a_device_error(fake):

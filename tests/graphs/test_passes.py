@@ -32,6 +32,7 @@ def test_plain_key_is_one_pass_and_a_twin_is_one_a_microbatch():
         (8, True, 1, GATHER, ExchangeKind.LOOPBACK),
         (8, False, 2, All2AllBackend.ALL_TO_ALL, ExchangeKind.ALL_TO_ALL),
         (8, True, 2, GATHER, ExchangeKind.ALL_GATHER),
+        (8, True, 2, All2AllBackend.SYMMETRIC_MEMORY, ExchangeKind.PEER_WRITES),
     ],
 )
 def test_exchange_follows_from_model_ranks_and_backend(num_experts, dbo, ranks, backend, kind):

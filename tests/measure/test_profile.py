@@ -247,3 +247,8 @@ def test_budget_of_graph_memory_asks_nothing_of_a_tape():
     records, points, _ = _capture(engine, _NoMemory())
     assert [record.key for record in records] == PLAIN
     assert not points.left_out
+
+
+def test_a_profiled_key_says_at_which_pace_the_host_ran_beside_it():
+    records, _ = _profiled(ScriptedEngine(PLAIN))
+    assert all(record.host_pace_ns is not None for record in records)

@@ -106,6 +106,23 @@ def check_kernels(size, device):
     )
     assert torch.equal(found_places.cpu(), places)
     assert found_dropped.item() == dropped.item()
+    tails = torch.full((layout.num_ranks * layout.tail_rows, size[4]), torch.nan).to(size[5])
+    tails = tails.to(device)
+    found_places = packing_triton.place_tokens(
+        *found_batch[1:], found_starts, tails, found_dropped, layout
+    )
+    assert torch.equal(found_places.cpu(), places)
+    for block, tail in zip(
+        found_blocks[:-1].split(layout.block_rows), tails.split(layout.tail_rows), strict=True
+    ):
+        count = layout.capacity * 2 * size[1]
+        routing, alone = (
+            rows.reshape(-1).view(torch.int32)[:count].view(-1, 2 * size[1])
+            for rows in (block[layout.capacity :], tail)
+        )
+        assert torch.equal(alone[:, : size[1]], routing[:, : size[1]])
+        filled = (routing[:, : size[1]] >= 0).any(dim=1)
+        assert torch.equal(alone[filled], routing[filled])
     parts = zip(
         blocks[:-1].split(layout.block_rows),
         found_blocks[:-1].split(layout.block_rows),
@@ -145,11 +162,11 @@ def test_packing_compiles_for_hopper():
         _place_kernel,
         {
             **dict.fromkeys(("expert_ids", "starts", "places", "words"), "*i32"),
-            **dict.fromkeys(("num_tokens", "capacity", "block_words"), "i32"),
+            **dict.fromkeys(("num_tokens", "capacity", "block_words", "routing_word"), "i32"),
             "weights": "*fp32",
             "dropped": "*i64",
         },
-        {"ROW_WORDS": 1024, "TOP_K": 8, "BLOCK_K": 8, "SCAN": 256},
+        {"TOP_K": 8, "BLOCK_K": 8, "SCAN": 256},
     )
     compile_for_hopper(
         _send_kernel, {"hidden": "*bf16", "places": "*i32", "blocks": "*bf16", **counts}, sizes

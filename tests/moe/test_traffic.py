@@ -24,8 +24,9 @@ def test_bytes_moved_follow_from_shapes(backend, capacity, rows):
     assert bytes_moved(backend, 256, 1, QWEN3, capacity) == 0
 
 
-def test_exact_exchange_has_no_bytes_by_shape():
-    assert bytes_moved(All2AllBackend.EXACT, 256, 4, QWEN3) is None
+@pytest.mark.parametrize("backend", [All2AllBackend.EXACT, All2AllBackend.SYMMETRIC_MEMORY])
+def test_exchanges_that_send_by_routing_have_no_bytes_by_shape(backend):
+    assert bytes_moved(backend, 256, 4, QWEN3) is None
 
 
 def test_bytes_needed_count_a_row_there_and_a_sum_back_for_each_other_rank():

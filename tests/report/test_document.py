@@ -155,7 +155,7 @@ def test_capture_as_csv_has_one_row_a_key_with_what_text_leaves_out():
 REPORT_TABLES = (
     *("keys", "parity", "stages", "memory", "totals", "graphs", "captures", "remarks", "skipped"),
     *("checks", "accuracy", "verdicts", "worth", "findings", "estimates", "memory-sum", "alone"),
-    *("launches", "launch-model", "launch-fit", "eager-work"),
+    *("launches", "launch-model", "launch-fit", "overlap", "eager-work"),
     *("ranks", "rank-memory", "rank-replays", "rank-decisions"),
 )
 

@@ -201,6 +201,14 @@ def throttled():
     return with_graph(kept_run(), TWIN, warnings=warnings), {TWIN}
 
 
+def slow_host():
+    graphs = [
+        graph.model_copy(update={"host_pace_ns": 600_000 if graph.label == TWIN else 310_000})
+        for graph in kept_run().ranks[0].graphs
+    ]
+    return with_rank(kept_run(), graphs=tuple(graphs)), {TWIN}
+
+
 PLANTED = {
     unreachable_twin: "unreachable-twin",
     captured_nothing: "captured-nothing",
@@ -223,6 +231,7 @@ PLANTED = {
     loose_model: "launch-model-loose",
     traced_at_a_price: "tracing-inflates",
     throttled: "throttled-clocks",
+    slow_host: "slow-host",
 }
 
 

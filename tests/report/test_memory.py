@@ -25,3 +25,21 @@ def test_totals_say_what_is_known_of_other_processes():
         text = totals_table(RankRecord(totals=totals(plain, twins))).to_text()
         assert f"other processes on the device: {word}" in text
     assert "other processes" not in totals_table(RankRecord(totals=totals(None, None))).to_text()
+
+
+def test_totals_name_the_communicators():
+    held = MemoryWitness(allocator_bytes=0)
+    totals = MemoryTotals(
+        source="device",
+        outputs_bytes=0,
+        plain_bytes=0,
+        twin_bytes=0,
+        plain_witness=held,
+        twin_witness=held,
+        kv_cache_bytes=0,
+        weights_bytes=0,
+        communicators={"captured": 5 << 20, "eager": 3 << 20},
+    )
+    rows = {row["what"]: row for row in totals_table(RankRecord(totals=totals)).records()}
+    assert rows["communicator of graphs"]["headline_bytes"] == 5 << 20
+    assert rows["communicator of eager calls"]["headline_bytes"] == 3 << 20

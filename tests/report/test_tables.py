@@ -167,7 +167,7 @@ def test_report_text_begins_with_what_ran_where_and_how():
         "recording overhead: 900 ns a step\n"
         "start to first captured key: 12.3 s\n"
         "\n"
-        "findings: 3 of 21 checks\n"
+        "findings: 3 of 22 checks\n"
         "fault: capture-failed: FULL-32x32q1-mb2, said out of memory: 3 MiB free, lower "
         "--max-capture-size\n"
         "  found when a key was not captured, for any other reason\n"

@@ -25,9 +25,18 @@ class Attribute(IntEnum):
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
 
 
+_RUNTIME_TYPES = ("Unregistered", "Host", "Device", "Managed")
+RuntimeMemoryType = IntEnum(
+    "RuntimeMemoryType", [f"cudaMemoryType{name}" for name in _RUNTIME_TYPES], start=0
+)
+
+
 @dataclass(eq=False)
 class FakeNode:
-    """A handle; `func` and `kern` are symbols, `source` and `target` memory types and addresses."""
+    """A handle; `func` and `kern` are symbols, `source` and `target` memory types and addresses.
+
+    `in_host_field`: the addresses stand where a host's do.
+    """
 
     type: str
     func: str = ""
@@ -35,6 +44,7 @@ class FakeNode:
     source: tuple[MemoryType, int] = (MemoryType.CU_MEMORYTYPE_HOST, 0)
     target: tuple[MemoryType, int] = (MemoryType.CU_MEMORYTYPE_HOST, 0)
     child: FakeGraph | None = None
+    in_host_field: bool = False
 
     def __int__(self):
         return id(self)
@@ -54,8 +64,17 @@ class _Handle:
         return hash(self.symbol) if self.symbol else 0
 
 
-def fake_runtime(version):
-    """The runtime module of cuda-bindings 12 or 13; 12 answers edges with data in `_v2` alone."""
+def fake_runtime(version, memory):
+    """The runtime module of cuda-bindings 12 or 13; 12 answers edges with data in `_v2` alone.
+
+    `memory` maps addresses to the runtime's memory type and device; others are refused.
+    """
+
+    def pointer_attributes(address):
+        if address not in memory:
+            return Result.INVALID_VALUE, None
+        memory_type, device = memory[address]
+        return Result.SUCCESS, SimpleNamespace(type=memory_type, device=device)
 
     def get_nodes(graph, count):
         return Result.SUCCESS, graph.nodes[:count], len(graph.nodes)
@@ -72,6 +91,8 @@ def fake_runtime(version):
             SimpleNamespace(name=f"cudaGraphNodeType{node.type}"),
         ),
         cudaGraphChildGraphNodeGetGraph=lambda node: (Result.SUCCESS, node.child),
+        cudaMemoryType=RuntimeMemoryType,
+        cudaPointerGetAttributes=pointer_attributes,
     )
     if version < 13:
         runtime.cudaGraphGetEdges = lambda graph, count: (Result.LOSSY_QUERY, None, None, 0)
@@ -79,23 +100,19 @@ def fake_runtime(version):
     return runtime
 
 
-def fake_driver(memory):
-    """The driver module; `memory` maps addresses to memory type and device ordinal."""
+def fake_driver():
+    """The driver module; every address is one of device 0, as cuda-bindings 13.3 has it."""
 
     def pointer_attribute(attribute, address):
-        if address not in memory:
-            return Result.INVALID_VALUE, None
-        memory_type, device = memory[address]
         wants_type = attribute is Attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-        return Result.SUCCESS, memory_type if wants_type else device
+        return Result.SUCCESS, int(MemoryType.CU_MEMORYTYPE_DEVICE) if wants_type else 0
 
     def copy_params(node):
-        params = SimpleNamespace(
-            srcMemoryType=node.source[0],
-            srcDevice=node.source[1],
-            dstMemoryType=node.target[0],
-            dstDevice=node.target[1],
-        )
+        params = SimpleNamespace()
+        for end, (memory_type, address) in (("src", node.source), ("dst", node.target)):
+            setattr(params, f"{end}MemoryType", memory_type)
+            setattr(params, f"{end}Device", 0 if node.in_host_field else address)
+            setattr(params, f"{end}Host", address if node.in_host_field else 0)
         return Result.SUCCESS, params
 
     def kernel_params(node):

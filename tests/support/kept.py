@@ -52,6 +52,7 @@ _LATER = {
     "stand_alone",
     "stand_alone_keys",
     "strict",
+    "timelines",
     "times",
     "timing_process_id",
     "trace_launches",

@@ -1,0 +1,36 @@
+"""How a process ends that used a CUDA device."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_BINDINGS = "cuda.bindings.runtime"
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Has the process end right after Python's own exit handlers if it loaded CUDA's bindings.
+
+    Those let go of the device in C's exit handlers, where the driver calls back into a profiler
+    that is torn down by then: a process whose work is done would die of SIGABRT. Whatever raises
+    other than SystemExit ends the process as ever.
+    """
+    code: int | None = None
+
+    def end() -> None:
+        if code is not None and _BINDINGS in sys.modules:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    atexit.register(end)  # the first to be registered is the last to run
+    try:
+        yield
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else None
+        raise

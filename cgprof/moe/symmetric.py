@@ -1,0 +1,170 @@
+"""The exchange of `all_to_all` without NCCL: each rank's kernel writes rows into its peers' memory.
+
+One set of blocks a microbatch is enough, although nobody asks a peer for leave to write:
+
+- A rank writes tokens only after it has waited for all sums of the layer before, and a peer sends
+  its sums after its experts have read all tokens. So no token overwrites one still to be read.
+- A rank writes sums only after it has waited for all tokens of the layer, and a peer sends its
+  tokens after it has added up the sums of the layer before. So no sum overwrites one either.
+
+Each half is thus the acknowledgement of the other. What counts is the order of a rank's kernels on
+its streams, and each microbatch has its own blocks and flags, so plain steps, microbatches in
+flight beside each other, replays and eager steps between them are all alike; the lane does not
+matter. Flags only grow, so nothing is reset between replays. Ranks enqueue their exchanges in one
+order, and a wait keeps nothing but the streams behind it from running, so the first exchange that
+is not done anywhere can always be done: nobody waits for ever, unless a rank has left.
+
+A step that all ranks drop between the halves may see tokens overwritten, in results that nobody
+reads; the next exchange is whole again. One that only some drop makes the others wait, as with any
+collective, until the deadline of the replay or of the capture ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from cgprof.batch.context import Handoff
+from cgprof.moe.dispatcher import DispatchHandle, Lane
+from cgprof.moe.microbatch_buffers import MicrobatchBuffers
+from cgprof.moe.packing import BlockLayout, bring_home, unpack
+from cgprof.moe.symmetric_memory import Half, Segment
+from cgprof.moe.symmetric_rendezvous import open_peer_memory
+from cgprof.moe.traffic import RowFormat
+from cgprof.parallel.ep import expert_range
+from cgprof.parallel.groups import Ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sent(DispatchHandle):
+    places: torch.Tensor  # [P, T] i32, each token's row in a rank's block, -1 for none
+    layout: BlockLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Buffers:
+    tails: torch.Tensor  # [P * tail_rows, D], routing on its way
+    tokens: Half
+    sums: Half
+    keeps: object
+
+
+class SymmetricDispatcher:
+    """One row a token and rank, written where it is needed; equal to all-to-all bit for bit.
+
+    Only rows that have an expert at a rank travel, and each block's routing. Tokens must stay as
+    they are until `dispatch` returns, since they are read where they lie.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        *,
+        num_experts: int,
+        row: RowFormat,
+        dtype: torch.dtype,
+        max_tokens: int,
+        num_microbatches: int,
+        capacity: int | None = None,
+    ) -> None:
+        """Allocates the buffers and maps those of the peers; arguments as of all-to-all.
+
+        Raises:
+            UnsupportedError: The ranks are on CPUs.
+            DeviceError: Their GPUs cannot write to each other.
+            RankError: A rank did not answer.
+        """
+        self.lane: Lane = "eager"
+        self.exchanging = True
+        self._rank, self._num_ranks = ranks.rank, ranks.size
+        self._row = row
+        self._limit = capacity
+        self._own = expert_range(num_experts, ranks.size, ranks.rank)
+        starts = [expert_range(num_experts, ranks.size, rank).start for rank in range(ranks.size)]
+        self._starts = torch.tensor([*starts, num_experts], dtype=torch.int32, device=ranks.device)
+        self._dropped = torch.zeros(1, dtype=torch.int64, device=ranks.device)
+
+        def allocate(num_tokens: int) -> _Buffers:
+            layout = self._layout(num_tokens)
+            segment = Segment(num_ranks=ranks.size, rows=layout.rows, row_bytes=row.hidden_bytes)
+            memory = open_peer_memory(ranks, segment.num_bytes)
+            tail_rows = ranks.size * layout.tail_rows
+            return _Buffers(
+                tails=torch.zeros(tail_rows, row.hidden_size, dtype=dtype, device=ranks.device),
+                tokens=segment.half(0, memory, ranks.rank, dtype),
+                sums=segment.half(1, memory, ranks.rank, dtype),
+                keeps=memory.keeps,
+            )
+
+        self._buffers = MicrobatchBuffers(max_tokens, num_microbatches, allocate)
+
+    def dispatch(
+        self,
+        hidden: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        handoff: Handoff,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> DispatchHandle:
+        """Finds the tokens' places, writes them there, and finds this rank's experts in what came.
+
+        Raises:
+            ConfigError: More tokens than the buffers hold.
+        """
+        from cgprof.moe.packing_triton import place_tokens
+        from cgprof.moe.symmetric_triton import send_tokens, wait_for_peers
+
+        buffers = self._buffers.of(handoff, hidden.shape[0])
+        layout = self._layout(hidden.shape[0])
+        tails = buffers.tails[: self._num_ranks * layout.tail_rows]
+        places = place_tokens(expert_ids, weights, self._starts, tails, self._dropped, layout)
+
+        def exchange() -> None:
+            send_tokens(hidden, places, tails, buffers.tokens, self._rank, layout)
+            wait_for_peers(buffers.tokens)
+
+        handoff.communicate(exchange if self.exchanging else _nothing, meanwhile)
+        received = buffers.tokens.blocks[: layout.rows]
+        local_ids, local_weights = unpack(received, self._own, layout)
+        return _Sent(
+            hidden=received,
+            expert_ids=local_ids,
+            weights=local_weights,
+            capacity=layout.capacity,
+            places=places,
+            layout=layout,
+        )
+
+    def combine(
+        self,
+        handle: DispatchHandle,
+        expert_out: torch.Tensor,
+        handoff: Handoff,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> torch.Tensor:
+        """Writes each sum to where its token came from and adds up each token's rows."""
+        from cgprof.moe.symmetric_triton import return_sums, wait_for_peers
+
+        assert isinstance(handle, _Sent)  # from this dispatcher's own dispatch
+        sums = self._buffers.of(handoff, handle.places.shape[1]).sums
+
+        def exchange() -> None:
+            return_sums(expert_out, handle.expert_ids, sums, self._rank, handle.layout)
+            wait_for_peers(sums)
+
+        handoff.communicate(exchange if self.exchanging else _nothing, meanwhile)
+        return bring_home(sums.blocks[: handle.layout.rows], handle.places, handle.layout)
+
+    def dropped_rows(self) -> int:
+        """Returns how many (token, rank) rows found no room so far, warm-ups included."""
+        return int(self._dropped.item())
+
+    def _layout(self, num_tokens: int) -> BlockLayout:
+        capacity = num_tokens if self._limit is None else min(num_tokens, self._limit)
+        return BlockLayout(num_ranks=self._num_ranks, capacity=capacity, row=self._row)
+
+
+def _nothing() -> None:
+    return None
