@@ -22,10 +22,11 @@ from cgprof.engine.worker import Engine
 from cgprof.engine.workload import workload
 from cgprof.errors import CgprofError, ConfigError
 from cgprof.fresh.afresh import measure_afresh
-from cgprof.measure.capture_times import describe_parts, seconds_by_part
+from cgprof.measure.capture_times import describe_parts, seconds_by_kind, seconds_by_part
 from cgprof.measure.captures import CapturePoints, capture_keys, memory_totals, stream_names
 from cgprof.measure.clock import Clock, clock_for, timer_floor_ns
 from cgprof.measure.company import agreed, decisions, gathered, own_part, required, vetoes
+from cgprof.measure.host_cpu import host_cpu
 from cgprof.measure.kept import Kept
 from cgprof.measure.launch import recording_overhead_ns
 from cgprof.measure.memory import MemoryReader
@@ -34,7 +35,7 @@ from cgprof.measure.outside import count_outside
 from cgprof.measure.profile import profile_key, profile_round_robin
 from cgprof.measure.progress import Progress
 from cgprof.measure.shortage import with_final_words
-from cgprof.measure.worth import weigh_overlap
+from cgprof.measure.worth import weigh_overlap, with_expert_times
 from cgprof.record.graph import GraphRecord
 from cgprof.record.scores import AccuracyResult, CheckRecord
 from cgprof.record.store import NoFolder, RunWriter
@@ -70,6 +71,7 @@ class Job:
         self._kept = tools.kept
         self._started_s = tools.started_s
         self._clock: Clock = clock_for(tools.engine.device)
+        self._cpu = host_cpu(tools.engine, self._clock)
         self._graphs: list[GraphRecord] = []
         self._seconds: dict[str, float] = {}
         self._others: tuple[RankRecord, ...] = ()
@@ -111,18 +113,12 @@ class Job:
             self._graphs.append(self._kept.complete(agreed(self._engine, graph)))
             self.save("partial")
         self._graphs = with_final_words(self._graphs, points.shortages)
-        for kind in (False, True):
-            nanoseconds = sum(
-                (graph.capture_ns or 0) + (graph.instantiate_ns or 0)
-                for graph in self._graphs
-                if graph.key.is_twin is kind
-            )
-            self._seconds[f"capture of {'twins' if kind else 'plain keys'}"] = nanoseconds / 1e9
         saving_s = self._saving_s - saving_s
         self._seconds["capture with memory readings"] = time.monotonic() - begun_s - saving_s
+        self._seconds["capture: first reading"] = points.first_reading_s
         parts = seconds_by_part([one.times for one in self._graphs if one.times])
         self._seconds |= {f"capture: {name}": seconds for name, seconds in parts.items()}
-        self._seconds["capture: first reading"] = points.first_reading_s
+        self._seconds |= seconds_by_kind(self._graphs)
         self._progress.say(describe_parts(parts))
         self._found |= {
             "totals": memory_totals(engine, points, self._graphs),
@@ -132,7 +128,23 @@ class Job:
         self.save("partial")
 
     def profile(self) -> None:
-        """Times every captured key, eager and replay, then all of them in turn."""
+        """Times every captured key, then all of them in turn, and looks inside."""
+        try:
+            self._time_launches()
+            if self.record.config.microbatch.worth and self.record.worth is None:
+                self._weigh_overlap()
+            self._look_inside()
+        finally:
+            self._cpu.release()
+        worth = self.record.worth
+        if worth is not None and worth.process_id == os.getpid():
+            self._update(worth=with_expert_times(self._engine, worth))
+        counted = count_outside(self._engine, self._graphs)
+        self._graphs = [self._with_replays(graph) for graph in counted]
+        self._others = gathered(self._engine, self._rank_record(with_decisions=True))
+        self.save("partial")
+
+    def _time_launches(self) -> None:
         todo = [
             index
             for index, graph in enumerate(self._graphs)
@@ -144,30 +156,36 @@ class Job:
             self._progress.step(graph.label)
             self._graphs[index] = required(
                 self._engine,
-                profile_key(self._engine, graph, self._clock, self._writer.samples, self._nvml),
+                profile_key(
+                    self._engine,
+                    graph,
+                    self._clock,
+                    self._writer.samples,
+                    self._nvml,
+                    self._cpu.settle,
+                ),
             )
             self.save("partial")
         ready = [graph for graph in self._graphs if graph.failure is None]
         if not all(graph.round_robin for graph in ready):
             self._progress.say(f"profile {len(ready)} keys in turn")
+            self._cpu.settle()
             self._writer.samples.keep(lambda _, phase: phase != "round-robin")
             self._graphs = profile_round_robin(
                 self._engine, self._graphs, self._clock, self._writer.samples
             )
             self.save("partial")
-        if self.record.config.microbatch.worth and self.record.worth is None:
-            self._weigh_overlap()
-        self._look_inside()
-        counted = count_outside(self._engine, self._graphs)
-        self._graphs = [self._with_replays(graph) for graph in counted]
-        self._others = gathered(self._engine, self._rank_record(with_decisions=True))
-        self.save("partial")
 
     def _look_inside(self) -> None:
         """Costs of the replay call and contents of the graphs; traces, so after all timing."""
         try:
             for found in look_inside(
-                self._engine, self._graphs, self._clock, self._writer.samples, self._progress
+                self._engine,
+                self._graphs,
+                self._clock,
+                self._writer.samples,
+                self._progress,
+                self._cpu,
             ):
                 self._writer.nodes, self._writer.timelines = found.nodes, found.timelines.table
                 self._found |= {

@@ -295,6 +295,8 @@ def _notes(engine: Engine, doubt: str | None) -> tuple[str, ...]:
             "one device: the expert exchange is a loopback on the communication stream, for plain "
             "keys as well; there was nothing to hide"
         )
+    if engine.ranks is not None:
+        notes.append(f"votes travel by {engine.ranks.rounds.carrier}")
     if engine.recorder.kind == "tape":
         notes.append("recorder tape: times are CPU stand-in times, not a GPU's")
     return (*notes, doubt) if doubt else tuple(notes)

@@ -100,17 +100,27 @@ class InputBuffers:
         # Read before every replay, hence kept at hand.
         self._addressed = self.device_fields
         self._tensors: tuple[torch.Tensor, ...] = _ALL_FIELDS(self._addressed)
-        self.slot = -1  # the one that is open, or was last
+        self._slot = -1
+        self.kept: object = None
+        self._kept: dict[int, object] = {}  # by slot
 
     def begin(self) -> HostFields:
-        """Opens the next host slot; every padded element of every field must be written."""
-        self.slot, _ = self._staging.acquire()
-        return self._host_fields[self.slot]
+        """Opens the next host slot; every padded element of every field must be written.
 
-    def commit(self, num_rows: int) -> None:
-        """Uploads the open slot with the first `num_rows` rows of the block table; one enqueue."""
+        `kept` is then what the slot's last `commit` was given, whoever wrote it.
+        """
+        self._slot, _ = self._staging.acquire()
+        self.kept = self._kept.pop(self._slot, None)
+        return self._host_fields[self._slot]
+
+    def commit(self, num_rows: int, keep: object = None) -> None:
+        """Uploads the open slot with the first `num_rows` rows of the block table; one enqueue.
+
+        `keep` says what was written, for whoever opens the slot next.
+        """
         num_bytes = self._offsets["block_table"] + num_rows * self._row_bytes
-        self._staging.upload(self.slot, num_bytes, self._block)
+        self._staging.upload(self._slot, num_bytes, self._block)
+        self._kept[self._slot] = keep
 
     def addresses(self) -> tuple[int, ...]:
         """The device address of each field, in field order."""

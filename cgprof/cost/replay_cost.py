@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cgprof.config.schema import All2AllBackend
 from cgprof.graphs.cuda import gc_paused
 from cgprof.measure.clock import Clock
 from cgprof.measure.samples import launch_stats
@@ -93,7 +94,9 @@ def patient(engine: Engine, key: GraphKey) -> AbstractContextManager[None]:
 def _why_not_busy(engine: Engine) -> str:
     if engine.recorder.kind != "cuda":
         return _NO_QUEUE
-    shared = engine.runner.has_peers and not engine.config.parallel.nccl_graph_mixing
+    parallel = engine.config.parallel
+    by_nccl = parallel.all2all_backend is not All2AllBackend.SYMMETRIC_MEMORY
+    shared = engine.runner.has_peers and by_nccl and not parallel.nccl_graph_mixing
     return _NO_MIXING if shared else ""
 
 

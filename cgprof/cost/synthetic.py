@@ -57,18 +57,21 @@ class OwnLaunches:
 
 
 def measure_launch_model(
-    device: torch.device, seed: int, own: Sequence[OwnGraph] = ()
+    device: torch.device,
+    seed: int,
+    own: Sequence[OwnGraph] = (),
+    settle: Callable[[], None] = lambda: None,
 ) -> tuple[LaunchModel, dict[str, OwnLaunches]]:
     """Returns the launch model of a device, and the launches of the run's own graphs by label.
 
     Takes fifteen to twenty seconds. The device must be idle. A second device that can be reached
-    is used for copies to a peer.
+    is used for copies to a peer. `settle` is called before each pass over a graph.
 
     Raises:
         DeviceError: A graph is not what was asked for, a call failed, or too little was measured.
     """
     with graph_builder(device) as builder:
-        timed = time_graphs(builder, specs(with_peer=builder.has_peer), own)
+        timed = time_graphs(builder, specs(with_peer=builder.has_peer), own, settle)
         notes = (*builder.notes, *timed.notes)
     facts = {
         "notes": notes,
@@ -90,7 +93,10 @@ class TimedGraphs:
 
 
 def time_graphs(
-    builder: GraphBuilder, wanted: Sequence[Spec], own: Sequence[OwnGraph] = ()
+    builder: GraphBuilder,
+    wanted: Sequence[Spec],
+    own: Sequence[OwnGraph] = (),
+    settle: Callable[[], None] = lambda: None,
 ) -> TimedGraphs:
     """Returns the launch times of graphs that take turns.
 
@@ -112,6 +118,7 @@ def time_graphs(
         for _ in range(_PASSES):
             for one in (*(one for _, one in series), *own_series.values()):
                 if clock.read_ns() < deadline_ns:
+                    settle()
                     one.run_pass()
         clock.synchronize()
     everything = {_named(spec): one for spec, one in series} | own_series
@@ -124,6 +131,11 @@ def time_graphs(
     timed = {name: one.timed(slowest_ns) for name, one in everything.items() if one.paces}
     slow = [name for name, one in timed.items() if not one.suffices]
     notes += [f"left out, the host ran slower meanwhile: {', '.join(slow)}"] if slow else []
+    if len(slow) > len(timed) // 2:
+        raise DeviceError(
+            f"the host ran slower than at its best while {len(slow)} of {len(timed)} graphs were "
+            "timed; run again on a quiet host"
+        )
     good = {name: one for name, one in timed.items() if one.suffices}
     return TimedGraphs(
         points=tuple(

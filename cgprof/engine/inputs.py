@@ -73,7 +73,6 @@ class InputWriter:
         self._block_table = block_table
         self._buffers = buffers
         self._ramp = np.arange(buffers.max_num_reqs + 1)
-        self._written: dict[int, _Layout] = {}  # by slot
 
     def write(
         self, step: Step, key: GraphKey, padding: PaddingFill, spread: Sequence[Region] = ()
@@ -87,9 +86,7 @@ class InputWriter:
             ReplayError: The step does not fit the key, or the key does not fit the buffers.
         """
         num_reqs = self._check_fit(key, step.shape)
-        host = self._buffers.begin()
-        slot = self._buffers.slot
-        before = self._written.pop(slot, None)
+        host, before = self._buffers.begin(), self._buffers.kept
         computed = self._table.num_computed.take(step.rows)
         temperature = self._table.temperature.take(step.rows)
         any_random = bool(temperature.any())
@@ -104,9 +101,7 @@ class InputWriter:
         if spread:
             self._move_apart(host, spread, padding)
         microbatches = self._split(host, key, num_reqs, step.query_lens, spread)
-        self._buffers.commit(num_reqs)
-        if layout is not None:
-            self._written[slot] = layout
+        self._buffers.commit(num_reqs, keep=layout)
         return WrittenInputs(
             host=host, num_reqs=num_reqs, microbatches=microbatches, any_random=any_random
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from cgprof.config.schema import ModelConfig, RunConfig
+from cgprof.config.schema import All2AllBackend, ModelConfig, RunConfig
 from cgprof.graphs.passes import ExchangeKind, Pass, exchange_kind, passes_of
 from cgprof.graphs.pool_size import pool_bytes
 from cgprof.record.alone import ARENA_STEP_BYTES
@@ -114,11 +114,12 @@ def estimate_nodes(model: ModelConfig, run: RunConfig, key: GraphKey) -> dict[st
     kernels = sum(
         _OF_PASS + model.num_layers * _layer_kernels(model, run, one, exchange) for one in passes
     )
-    mixing = run.parallel.nccl_graph_mixing
+    records = layers * exchange.collectives if run.parallel.nccl_graph_mixing else 0
     found = {
         "kernel": kernels,
         "memcpy": layers * exchange.copies,
-        "event-record": layers * exchange.collectives if mixing else 0,
+        "event-record": records,
+        "event-wait": 1 if records else 0,
     }
     return {kind: count for kind, count in found.items() if count}
 
@@ -142,8 +143,11 @@ def arena_bytes(of_graphs: Iterable[int]) -> int:
 
 
 def error_share(run: RunConfig) -> float | None:
-    """Returns how far off an estimate may be; None on several ranks, which no kept run has."""
-    return ERROR_SHARE if run.parallel.data_parallel_size == 1 else None
+    """Returns how far off an estimate may be; None for an exchange that no kept run has."""
+    parallel = run.parallel
+    if parallel.data_parallel_size == 1 or parallel.all2all_backend is All2AllBackend.ALL_TO_ALL:
+        return ERROR_SHARE
+    return None
 
 
 def _layer_kernels(model: ModelConfig, run: RunConfig, one: Pass, exchange: _Exchange) -> int:

@@ -63,12 +63,10 @@ def _within_budget(run: RunConfig, model: ModelConfig, plan: CapturePlan) -> Cap
     budget = run.capture.max_graph_memory_bytes
     if budget is None:
         return plan
-    # The pool counts whole: the largest keys need it, and they stay.
-    pool = pool_bytes(model, run, plan.keys)
     nodes = {key: node_bytes(model, run, key) for key in plan.keys}
     return trim(
         plan,
-        lambda keys: pool + arena_bytes(nodes[key] for key in keys),
+        lambda keys: pool_bytes(model, run, keys) + arena_bytes(nodes[key] for key in keys),
         budget,
         run.microbatch,
         num_ranks=run.parallel.data_parallel_size,

@@ -64,7 +64,7 @@ def trim(
         return plan
     cause = (
         f"left out to keep graph memory within {format_bytes(budget_bytes)} "
-        f"(estimate {format_bytes(whole)})"
+        f"(estimate with all {format_bytes(whole)})"
     )
     skipped = [
         SkippedKey(key=key, reason=f"{cause}: {_instead(key, keys)}", cause=cause)

@@ -28,7 +28,15 @@ _OF_CAPTURE: Mapping[str, object] = {
     "capture_process_id": None,
 }
 _OF_TIMING = (
-    *("eager", "replay", "first_replay_ns", "experts_hit", "bound", "timing_process_id"),
+    *(
+        "eager",
+        "replay",
+        "first_replay_ns",
+        "host_pace_ns",
+        "experts_hit",
+        "bound",
+        "timing_process_id",
+    ),
     *("exchange_moved_bytes", "exchange_needed_bytes"),
 )
 _OF_TURNS = ("round_robin", "round_robin_process_id")

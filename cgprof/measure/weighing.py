@@ -41,6 +41,7 @@ def weigh(case: WorthCase, samples: StepSamples, seed: int) -> WorthRow:
     row = WorthRow(
         kind=case.kind,
         num_tokens=case.num_tokens,
+        fewest_tokens=min(case.tokens_per_rank, default=None),
         plain_label=str(case.plain),
         split_label=str(case.split),
         plain=_times(plain),

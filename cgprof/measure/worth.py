@@ -16,10 +16,10 @@ from cgprof.measure.expert_time import expert_matmul_ns
 from cgprof.measure.launch import Turn, round_robin
 from cgprof.measure.samples import Samples
 from cgprof.measure.weighing import StepSamples, slowest, weigh
-from cgprof.measure.worth_cases import WorthCase, decode_cases, prefill_cases
+from cgprof.measure.worth_cases import WorthCase, decode_cases, prefill_cases, spread_cases
 from cgprof.parallel.agree import agree_success
 from cgprof.record.worth import WorthRecord, WorthRow
-from cgprof.shapes import GraphKey, RuntimeMode
+from cgprof.shapes import RuntimeMode, StepDecision
 from cgprof.stats.quantiles import IntSamples
 
 if TYPE_CHECKING:
@@ -39,25 +39,45 @@ def weigh_overlap(
 ) -> WorthRecord:
     """Returns what splitting costs and hides for decode and prefill steps of each size.
 
+    Where few tokens are spread, also what that gains over the fall-back.
     Ranks call it together; all get the same record. Afterwards no request is live.
     """
     config = engine.config
-    decodes, odd_sizes = decode_cases(engine.graphs.keys, config)
-    prefills, limits = prefill_cases(config, engine.pool.num_blocks - 1)
-    cases = [*decodes, *prefills]
+    cases, notes = _cases(engine)
     rows = []
     for case in cases:
         progress(case)
         rows.append(weigh(case, _samples(engine, case, clock), config.seed))
-    rows = [_with_experts(engine, case, row) for case, row in zip(cases, rows, strict=True)]
     engine.live.clear()
     return WorthRecord(
         exchange=LOOPBACK if _is_alone(engine) else config.parallel.all2all_backend.value,
         num_ranks=1 if engine.ranks is None else engine.ranks.size,
         rows=tuple(rows),
-        notes=(*odd_sizes, *limits),
+        notes=notes,
         process_id=os.getpid(),
     )
+
+
+def with_expert_times(engine: Engine, worth: WorthRecord) -> WorthRecord:
+    """Returns the comparison with the device time of the expert matmuls of each step.
+
+    It traces, which slows launches: after all that times them. Ranks call it together; afterwards
+    no request is live.
+    """
+    cases, _ = _cases(engine)
+    rows = [_with_experts(engine, case, row) for case, row in zip(cases, worth.rows, strict=True)]
+    engine.live.clear()
+    return worth.model_copy(update={"rows": tuple(rows)})
+
+
+def _cases(engine: Engine) -> tuple[list[WorthCase], tuple[str, ...]]:
+    """The steps that are compared, and what is left out and why."""
+    config, keys = engine.config, engine.graphs.keys
+    num_ranks = 1 if engine.ranks is None else engine.ranks.size
+    decodes, odd_sizes = decode_cases(keys, config)
+    spreads, unchanged = spread_cases(decodes, keys, config, num_ranks)
+    prefills, limits = prefill_cases(config, engine.pool.num_blocks - 1)
+    return [*decodes, *spreads, *prefills], (*odd_sizes, *unchanged, *limits)
 
 
 def _is_alone(engine: Engine) -> bool:
@@ -94,8 +114,7 @@ def _timed(
     """Takes turns: a bare step finds in the buffers what the same step's exchange just brought."""
     step = _live_step(engine, case)
     turns = []
-    for key in (case.plain, case.split):
-        decision = engine.decision_for(key)
+    for decision in _decisions(engine, case):
         turns.append(Turn(step=step, decision=decision))
         if bare is not None:
             turns.append(Turn(step=step, decision=decision, runner=bare.runner))
@@ -110,11 +129,20 @@ def _timed(
     )
 
 
+def _decisions(engine: Engine, case: WorthCase) -> tuple[StepDecision, StepDecision]:
+    """What every rank is forced to, plain and split."""
+    return case.decided or (engine.decision_for(case.plain), engine.decision_for(case.split))
+
+
 def _live_step(engine: Engine, case: WorthCase) -> Step:
-    if case.kind == "decode":
-        return engine.live_step(case.plain)
-    lens = spread(case.num_tokens, case.num_reqs)
-    return engine.live.fill([0] * case.num_reqs, lens, engine.input_seed)
+    """This rank's own step."""
+    if case.kind == "prefill":
+        lens = spread(case.num_tokens, case.num_reqs)
+        return engine.live.fill([0] * case.num_reqs, lens, engine.input_seed)
+    step = engine.live_step(case.plain)
+    if engine.ranks is None or not case.tokens_per_rank:
+        return step
+    return engine.live.step([1] * case.tokens_per_rank[engine.ranks.rank])
 
 
 def _after_votes(samples: Samples) -> IntSamples:
@@ -142,7 +170,7 @@ def _with_experts(engine: Engine, case: WorthCase, row: WorthRow) -> WorthRow:
     if engine.device.type != "cuda":
         return row.model_copy(update={"experts_note": _NO_DEVICE})
     step = _live_step(engine, case)
-    mine = [expert_matmul_ns(_runner_of(engine, step, key)) for key in (case.plain, case.split)]
+    mine = [expert_matmul_ns(_runner_of(engine, step, one)) for one in _decisions(engine, case)]
     gathered = [mine] if engine.ranks is None else engine.ranks.gather_objects(mine)
     most = [_largest(one) for one in zip(*_rows(gathered), strict=True)]
     if None in most:
@@ -150,9 +178,7 @@ def _with_experts(engine: Engine, case: WorthCase, row: WorthRow) -> WorthRow:
     return row.model_copy(update={"experts_plain_ns": most[0], "experts_split_ns": most[1]})
 
 
-def _runner_of(engine: Engine, step: Step, key: GraphKey) -> Callable[[], None]:
-    decision = engine.decision_for(key)
-
+def _runner_of(engine: Engine, step: Step, decision: StepDecision) -> Callable[[], None]:
     def once() -> None:
         prepared = engine.runner.prepare(step, decision)
         engine.runner.finish(prepared, engine.runner.launch(prepared)).wait()

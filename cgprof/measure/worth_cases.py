@@ -1,14 +1,19 @@
-"""Which steps are compared plain and split: decode where there are twins, prefill by size. Pure."""
+"""Which steps are compared plain and split. Pure.
+
+Decode where there are twins, prefill by size, and loads at which spreading keeps a twin.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cgprof.config.schema import RunConfig
-from cgprof.graphs.dispatch import choose, eager_key
-from cgprof.shapes import BatchShape, GraphKey
+from cgprof.config.schema import MicrobatchConfig, RunConfig
+from cgprof.graphs.dispatch import choose, decide, eager_key, vote
+from cgprof.graphs.vetoes import vetoes
+from cgprof.microbatch.rule import last_microbatch_is_empty
+from cgprof.shapes import BatchShape, GraphKey, StepDecision, StepVote
 
 LARGEST_DECODE = 512
 SMALLEST_PREFILL, LARGEST_PREFILL = 512, 8192
@@ -17,13 +22,22 @@ _MOST_ODD_SIZES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorthCase:
-    """One step as it runs plain and split; `num_reqs` requests share its tokens evenly."""
+    """One step as it runs plain and split; `num_reqs` requests share its tokens evenly.
 
-    kind: Literal["decode", "prefill"]
+    All ranks run `num_tokens`, unless `decided` says otherwise.
+    """
+
+    kind: Literal["decode", "prefill", "spread"]
     num_tokens: int
     num_reqs: int
     plain: GraphKey
     split: GraphKey
+    decided: tuple[StepDecision, StepDecision] | None = None  # plain and split, of an uneven load
+
+    @property
+    def tokens_per_rank(self) -> tuple[int, ...]:
+        """The tokens of each rank of an uneven load, else nothing."""
+        return self.decided[0].tokens_per_rank if self.decided else ()
 
 
 def decode_cases(
@@ -46,6 +60,55 @@ def decode_cases(
             continue
         cases.append(
             WorthCase(kind="decode", num_tokens=size, num_reqs=size, plain=plain, split=split)
+        )
+    return cases, left_out
+
+
+def spread_cases(
+    decodes: Sequence[WorthCase],
+    keys: Collection[GraphKey],
+    config: RunConfig,
+    num_ranks: int,
+) -> tuple[list[WorthCase], list[str]]:
+    """Returns, for each decode step's size, the load at which spreading keeps the twin.
+
+    All ranks are full but the last, which has the most tokens that leave its last microbatch
+    empty. Both decisions are those of the ranks' votes; a size at which spreading changes nothing
+    is left out. Nothing on one rank, or where nothing is spread.
+
+    Args:
+        decodes: The full decode steps.
+        keys: What all ranks captured.
+        config: The run's.
+        num_ranks: Ranks that decide together.
+    """
+    if num_ranks == 1 or not config.microbatch.spread_real_tokens:
+        return [], []
+    on = config.microbatch
+    off = on.model_copy(update={"spread_real_tokens": False})
+    cases, left_out = [], []
+    for decode in decodes:
+        size = decode.num_tokens
+        load = (*[size] * (num_ranks - 1), _most_too_few(size, on.num_microbatches))
+        fallen, kept = (decide(_votes(load, keys, one), keys, one) for one in (off, on))
+        if fallen == kept:
+            why = [f"{kept.key} ({kept.reason.value}) with spreading and without"]
+            why += [
+                f"rank {v.rank} is {v.reason.value}" for v in vetoes(_votes(load, keys, on), on)
+            ]
+            left_out.append(
+                f"spread of {size} tokens, {load[-1]} on the last rank: {', '.join(why)}"
+            )
+            continue
+        cases.append(
+            WorthCase(
+                kind="spread",
+                num_tokens=size,
+                num_reqs=size,
+                plain=fallen.key,
+                split=kept.key,
+                decided=(fallen, kept),
+            )
         )
     return cases, left_out
 
@@ -82,3 +145,23 @@ def prefill_cases(config: RunConfig, free_blocks: int) -> tuple[list[WorthCase],
         )
         size *= 2
     return cases, []
+
+
+def _votes(
+    load: Sequence[int], keys: Collection[GraphKey], microbatch: MicrobatchConfig
+) -> list[StepVote]:
+    """Votes of ranks that decode that many tokens."""
+    shapes = [
+        BatchShape(num_reqs=tokens, num_tokens=tokens, max_query_len=min(tokens, 1))
+        for tokens in load
+    ]
+    return [vote(shape, keys, microbatch) for shape in shapes]
+
+
+def _most_too_few(num_tokens: int, num_microbatches: int) -> int:
+    """The most tokens that do not reach the last microbatch of a twin of `num_tokens`."""
+    return max(
+        fewer
+        for fewer in range(num_tokens)
+        if last_microbatch_is_empty(fewer, num_tokens, num_microbatches)
+    )

@@ -1,6 +1,7 @@
 """Gives every rank of one host memory that the others' kernels can write, or says why it cannot.
 
-Each step that may fail is followed by an agreement, so that all ranks refuse together.
+Each step that may fail is followed by an agreement, so that all ranks refuse together; only in the
+rendezvous itself a rank that fails leaves the others to the start-up's time.
 """
 
 from __future__ import annotations
@@ -102,6 +103,18 @@ def _unreachable(device: torch.device, peers: Sequence[int]) -> str | None:
         if peer == device.index or torch.cuda.can_device_access_peer(device, peer):
             continue
         return f"GPU {device.index} has no peer access to GPU {peer}"
+    return _without_atomics(device, [peer for peer in peers if peer != device.index])
+
+
+def _without_atomics(device: torch.device, peers: Sequence[int]) -> str | None:
+    """A flag is raised by an atomic, which a link such as PCIe may not carry."""
+    from cuda.bindings import runtime
+
+    attribute = runtime.cudaDeviceP2PAttr.cudaDevP2PAttrNativeAtomicSupported
+    for peer in peers:
+        error, has_atomics = runtime.cudaDeviceGetP2PAttribute(attribute, device.index, peer)
+        if not error and not has_atomics:
+            return f"GPU {device.index} has no atomics on the memory of GPU {peer}"
     return None
 
 

@@ -149,6 +149,8 @@ class Board:
 
     def leave(self) -> None:
         """Tells all who wait, or will, that this rank gave up. No round can follow."""
+        if self._memory.closed:
+            return
         self._failure = self._failure or "gave up before"
         row = (_GAVE_UP,) * (self._numbers.size // _NUMBER.size)
         for number in (0, 1):
@@ -156,6 +158,8 @@ class Board:
 
     def close(self) -> None:
         """Lets go of the memory. Others find this rank gone in the rounds that follow."""
+        if self._memory.closed:
+            return
         self._failure = "closed"
         self._memory.close()
         os.close(self._descriptor)

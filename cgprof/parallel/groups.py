@@ -190,6 +190,8 @@ def _refuse_shared_device(ranks: Ranks) -> None:
 
 def _start_communicators(ranks: Ranks, backend: All2AllBackend) -> None:
     """NCCL connects and allocates at the first collectives, which must not be captured ones."""
+    if backend is All2AllBackend.SYMMETRIC_MEMORY:
+        return  # the exchange has none
     for name, group in (("captured", ranks.captured), ("eager", ranks.eager)):
         before = _held_outside_allocator(ranks.device)
         dist.all_reduce(torch.zeros(1, device=ranks.device), group=group)

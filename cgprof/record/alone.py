@@ -66,12 +66,13 @@ class NodeModel(Record):
     def estimate(self, nodes: int) -> tuple[int, int]:
         """Returns the driver's bytes of so many nodes, and by how much that may be wrong.
 
-        Several graphs of one process share the base: estimate the sum of their nodes. The error is
-        half the 95 % interval of a further graph, and never less than one step of the arena.
+        Several graphs of one process share the base: estimate the sum of their nodes. Few nodes may
+        come out below zero: the arena has room for them from the start. The error is half the 95 %
+        interval of a further graph, and never less than one step of the arena.
         """
         from cgprof.stats.line import fit_line
 
-        value = max(0, round(self.base_bytes + self.per_node_bytes.value * nodes))
+        value = round(self.base_bytes + self.per_node_bytes.value * nodes)
         line = fit_line(self.points)
         scatter = 0.0 if line is None else line.at(nodes)[1]
         return value, max(ARENA_STEP_BYTES, self.largest_error_bytes, math.ceil(scatter))

@@ -19,8 +19,8 @@ from cgprof.record.votes import VetoCount
 from cgprof.record.worth import WorthRecord
 from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey
 
-SCHEMA_VERSION = 3
-READABLE_VERSIONS = (2, 3)  # a newer one only adds what may be absent
+SCHEMA_VERSION = 4
+READABLE_VERSIONS = (2, 3, 4)  # a newer one only adds what may be absent
 
 
 class DecisionCount(Record):

@@ -26,10 +26,15 @@ class Estimate(Record):
 
 
 class WorthRow(Record):
-    """One token count a rank. `bare` steps leave out the exchange and nothing else."""
+    """One token count a rank. `bare` steps leave out the exchange and nothing else.
 
-    kind: Literal["decode", "prefill"]
-    num_tokens: NonNegative
+    A row of `spread` has a rank with too few tokens: `plain` is what such a step falls back to,
+    `split` the twin over whose microbatches those tokens are spread.
+    """
+
+    kind: Literal["decode", "prefill", "spread"]
+    num_tokens: NonNegative  # of the fullest rank
+    fewest_tokens: NonNegative | None = None  # of the smallest rank; None: all have num_tokens
     plain_label: str
     split_label: str
     plain: StepTimes

@@ -92,7 +92,11 @@ def _alone_row(
     if model is None:
         return (graph.label, nodes, marginal, *[None] * 5, remark)
     size, error = model.estimate(nodes)
-    return (graph.label, nodes, marginal, None, None, size, error, "estimate", remark)
+    unmeasured = (graph.label, nodes, marginal, None, None)
+    if size >= 0:
+        return (*unmeasured, size, error, "estimate", remark)
+    below = f"line at {format_bytes(size)}: no usage, at most {format_bytes(max(size + error, 0))}"
+    return (*unmeasured, None, None, "estimate", "; ".join(filter(None, [remark, below])))
 
 
 def _marginal(graph: GraphRecord) -> int | None:
@@ -124,7 +128,8 @@ def _alone_notes(rank: RankRecord) -> tuple[str, ...]:
         "marginal: device delta of the capture, in its order; a later key reuses the pool and the "
         "driver's arenas, so that it may read 0 and still hold memory; NVML's figure for this "
         "process where another one moved",
-        f"alone: captured by itself in a fresh process, warmed up before; {_PART}",
+        "alone: captured by itself in a fresh process, warmed up before, beside the least KV cache "
+        f"that an engine starts with; {_PART}",
         *([] if rank.node_model is None else _model_notes(rank.node_model, graphs)),
     )
 

@@ -9,6 +9,7 @@ from cgprof.graphs.reach import reaching_batch
 from cgprof.record.contents import WorkDifference
 from cgprof.record.graph import GraphRecord
 from cgprof.record.types import RankRecord, RunRecord
+from cgprof.report import needs
 from cgprof.report.finding import Check, Finding
 from cgprof.report.layout import Plain
 from cgprof.report.memory_sum import own_growth_bytes
@@ -187,13 +188,13 @@ def never_replayed(run: RunRecord) -> Iterator[Finding]:
 
 
 GRAPH_CHECKS: Mapping[str, Check] = {
-    CAPTURED_NOTHING: captured_nothing,
-    TWIN_WITHOUT_ITS_WORK: twin_without_its_work,
-    PLAIN_WITHOUT_ITS_WORK: plain_without_its_work,
-    WORK_NOT_EAGER: work_not_eager,
-    CAPTURE_FAILED: capture_failed,
-    UNREACHABLE_TWIN: unreachable_twin,
-    NEVER_REPLAYED: never_replayed,
+    CAPTURED_NOTHING: Check(captured_nothing, (needs.GRAPHS,)),
+    TWIN_WITHOUT_ITS_WORK: Check(twin_without_its_work, (needs.TWINS,)),
+    PLAIN_WITHOUT_ITS_WORK: Check(plain_without_its_work, (needs.GRAPHS,)),
+    WORK_NOT_EAGER: Check(work_not_eager, (needs.DEVICE, needs.EAGER_WORK)),
+    CAPTURE_FAILED: Check(capture_failed, (needs.GRAPHS,)),
+    UNREACHABLE_TWIN: Check(unreachable_twin, (needs.TWINS,)),
+    NEVER_REPLAYED: Check(never_replayed, (needs.STEPS,)),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from cgprof.graphs.estimate import bytes_of_nodes
 from cgprof.record.cost import MIXING_OFF, LaunchModel, NodeKind, ReplayCost
 from cgprof.record.types import RankRecord, RunRecord
+from cgprof.report import needs
 from cgprof.report.finding import Check, Finding
 from cgprof.report.launch_causes import MOST_ERROR, cause_of_miss, is_inside, share_of_miss
 from cgprof.report.layout import Plain
@@ -192,11 +193,13 @@ def tracing_inflates(run: RunRecord) -> Iterator[Finding]:
 
 
 LAUNCH_CHECKS: Mapping[str, Check] = {
-    EVENT_RECORD_NODES: event_record_nodes,
-    PEER_COPIES: peer_copies,
-    LAUNCH_UNEXPLAINED: launch_unexplained,
-    MODEL_LOOSE: launch_model_loose,
-    TRACING_INFLATES: tracing_inflates,
+    EVENT_RECORD_NODES: Check(event_record_nodes, (needs.DEVICE, needs.GRAPHS)),
+    PEER_COPIES: Check(peer_copies, (needs.DEVICE, needs.CONTENTS)),
+    LAUNCH_UNEXPLAINED: Check(
+        launch_unexplained, (needs.DEVICE, needs.REPLAY_COSTS, needs.PREDICTED)
+    ),
+    MODEL_LOOSE: Check(launch_model_loose, (needs.DEVICE, needs.LAUNCH_MODEL)),
+    TRACING_INFLATES: Check(tracing_inflates, (needs.DEVICE, needs.REPLAY_COSTS, needs.TRACED)),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cgprof.record.graph import GraphRecord
 from cgprof.record.types import RankRecord, RunRecord
+from cgprof.report import needs
 from cgprof.report.finding import Check, Finding
 from cgprof.report.layout import Plain
 from cgprof.report.memory_sum import (
@@ -225,13 +226,13 @@ def cold_arenas(run: RunRecord) -> Iterator[Finding]:
 
 
 MEMORY_CHECKS: Mapping[str, Check] = {
-    NEIGHBOURS: neighbours,
-    UNEXPLAINED_MEMORY: unexplained_memory,
-    NVML_DISAGREES: nvml_disagrees,
-    MEMORY_BOUND_TO_NODES: memory_bound_to_nodes,
-    OVER_THE_LIMIT: over_the_limit,
-    POOL_NOT_SHARED: pool_not_shared,
-    COLD_ARENAS: cold_arenas,
+    NEIGHBOURS: Check(neighbours, (needs.DEVICE, needs.NEIGHBOURS_SEEN)),
+    UNEXPLAINED_MEMORY: Check(unexplained_memory, (needs.DEVICE, needs.TOTALS)),
+    NVML_DISAGREES: Check(nvml_disagrees, (needs.DEVICE, needs.NVML_TOTALS)),
+    MEMORY_BOUND_TO_NODES: Check(memory_bound_to_nodes, (needs.DEVICE, needs.TOTALS)),
+    OVER_THE_LIMIT: Check(over_the_limit, (needs.DEVICE, needs.LIMIT, needs.TOTALS)),
+    POOL_NOT_SHARED: Check(pool_not_shared, (needs.POOL,)),
+    COLD_ARENAS: Check(cold_arenas, (needs.DEVICE, needs.GROWTH)),
 }
 
 
@@ -267,6 +268,7 @@ def _alone(rank: RankRecord, graphs: Sequence[GraphRecord]) -> dict[str, Plain]:
     if alone:
         evidence["largest_measured_alone_bytes"] = max(alone)
     model = rank.node_model
-    if model is not None:
-        evidence["largest_estimated_driver_bytes"] = model.estimate(max(map(_nodes, graphs)))[0]
+    estimate = None if model is None else model.estimate(max(map(_nodes, graphs)))[0]
+    if estimate is not None and estimate >= 0:
+        evidence["largest_estimated_driver_bytes"] = estimate
     return evidence

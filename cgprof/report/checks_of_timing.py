@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cgprof.record.types import RankRecord, RunRecord
+from cgprof.report import needs
 from cgprof.report.finding import Check, Finding
 
 THROTTLED = "throttled-clocks"
@@ -17,7 +18,7 @@ _HELD_BACK = "NVML said that the clocks were held back while a key was timed"
 _WIDE = "quartiles of launch are as far apart as measure.relative_noise, or samples too few"
 _SLOW = (
     f"a fixed loop of Python, timed beside a key's replays, took over {MOST_SLOWER:g} times as "
-    "long as beside another key of the run"
+    "long as beside another key of the run; a host that was slow throughout does not show so"
 )
 
 
@@ -68,7 +69,7 @@ def noisy_timing(run: RunRecord) -> Iterator[Finding]:
 def slow_host(run: RunRecord) -> Iterator[Finding]:
     """Finds keys beside whose replays the host itself ran slower than beside others."""
     for rank in run.ranks:
-        slower = slower_keys(rank)
+        slower = slower_keys(run, rank)
         if slower:
             worst = max(slower, key=lambda label: slower[label])
             launches = {one.label: one.replay.launch.median_ns for one in rank.graphs if one.replay}
@@ -89,22 +90,24 @@ def slow_host(run: RunRecord) -> Iterator[Finding]:
             )
 
 
-def slower_keys(rank: RankRecord) -> dict[str, float]:
-    """Returns by how much the host ran slower beside a key than beside the fastest, if too much."""
-    return {label: ratio for label, ratio in paces(rank).items() if ratio > MOST_SLOWER}
+def slower_keys(run: RunRecord, rank: RankRecord) -> dict[str, float]:
+    """Returns by how much the host ran slower beside a key than at its best, where it is too much.
+
+    Its best is the fastest pace beside any key of any rank.
+    """
+    least = min((pace for one in run.ranks for pace in _paces(one).values()), default=0)
+    ratios = {label: pace_ns / least for label, pace_ns in _paces(rank).items()}
+    return {label: ratio for label, ratio in ratios.items() if ratio > MOST_SLOWER}
 
 
-def paces(rank: RankRecord) -> dict[str, float]:
-    """Returns how long the host's loop took beside each key, over the least of the rank."""
-    found = {one.label: one.host_pace_ns for one in rank.graphs if one.host_pace_ns}
-    least = min(found.values(), default=0)
-    return {label: pace_ns / least for label, pace_ns in found.items()}
+def _paces(rank: RankRecord) -> dict[str, int]:
+    return {one.label: one.host_pace_ns for one in rank.graphs if one.host_pace_ns}
 
 
 TIMING_CHECKS: Mapping[str, Check] = {
-    THROTTLED: throttled_clocks,
-    NOISY: noisy_timing,
-    SLOW_HOST: slow_host,
+    THROTTLED: Check(throttled_clocks, (needs.DEVICE, needs.TIMES)),
+    NOISY: Check(noisy_timing, (needs.TIMES,)),
+    SLOW_HOST: Check(slow_host, (needs.PACE,)),
 }
 
 

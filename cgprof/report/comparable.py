@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cgprof.errors import UnsupportedError
 from cgprof.record.types import RunRecord
+from cgprof.report.headline import kv_cache_text
 from cgprof.report.layout import one_line
 
 _NO_DEVICE = "none"
@@ -82,6 +83,7 @@ def _other_facts(record: RunRecord) -> dict[str, str]:
         "model.name": record.model.name,
         "model.batch_invariant": str(record.config.model.batch_invariant),
         "policy": record.plan.policy.value,
+        "KV cache": kv_cache_text(record) or "unknown",
         "device uuid": (device.uuid if device else None) or _NO_DEVICE,
         "driver": (device.driver if device else None) or _NO_DEVICE,
         "triton": environment.triton or _NO_DEVICE,

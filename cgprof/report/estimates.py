@@ -149,7 +149,7 @@ def _measured(totals: MemoryTotals) -> tuple[int, int, str]:
 def _surety(error_share: float | None) -> str:
     source = "from H200 figures of this engine"
     if error_share is None:
-        return f"{source} on one rank, never compared with several"
+        return f"{source}, never compared with this exchange"
     return f"+-{_percent(error_share)}, {source}"
 
 

@@ -29,4 +29,21 @@ class Finding:
     rank: int = 0
 
 
-Check = Callable[[RunRecord], Iterable[Finding]]
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Something that a check reads; `lacking` is what a report says where it is not there."""
+
+    lacking: str
+    is_there: Callable[[RunRecord], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check over a run. Where one of its needs is not there it has nothing to look at."""
+
+    find: Callable[[RunRecord], Iterable[Finding]]
+    needs: tuple[Need, ...]
+
+    def lacking(self, run: RunRecord) -> str | None:
+        """Returns the first thing that a run does not hold for this check, or None."""
+        return next((need.lacking for need in self.needs if not need.is_there(run)), None)

@@ -36,8 +36,24 @@ _WORST_FIRST = get_args(Severity)
 
 def find(run: RunRecord) -> tuple[Finding, ...]:
     """Returns what all checks find in a run, faults first."""
-    found = [finding for check in CHECKS.values() for finding in check(run)]
+    found = [finding for check in CHECKS.values() for finding in check.find(run)]
     return tuple(sorted(found, key=lambda finding: _WORST_FIRST.index(finding.severity)))
+
+
+def blind_lines(run: RunRecord) -> list[str]:
+    """Returns how many checks had nothing to look at, then a line a reason; nothing if all had."""
+    by_reason: dict[str, list[str]] = {}
+    for name, check in CHECKS.items():
+        lacking = check.lacking(run)
+        if lacking is not None:
+            by_reason.setdefault(lacking, []).append(name)
+    if not by_reason:
+        return []
+    count = sum(map(len, by_reason.values()))
+    return [
+        f"{count} of {len(CHECKS)} checks had nothing to look at:",
+        *(f"  {', '.join(names)} ({reason})" for reason, names in by_reason.items()),
+    ]
 
 
 def findings_table(run: RunRecord) -> Table:
@@ -58,20 +74,21 @@ def findings_table(run: RunRecord) -> Table:
             )
             for finding in find(run)
         ),
+        notes=tuple(blind_lines(run)),
     )
 
 
 def findings_blocks(run: RunRecord) -> list[Block]:
     """Returns the findings as people read them; ranks that share one are told in one place."""
-    found = find(run)
+    found, blind = find(run), blind_lines(run)
     if not found:
-        return [Lines(lines=[f"findings: none of {len(CHECKS)} checks"])]
+        return [Lines(lines=[f"findings: none of {len(CHECKS)} checks", *blind])]
     grouped: dict[tuple[str, str], list[Finding]] = {}
     for finding in found:
         grouped.setdefault((finding.name, finding.way_out), []).append(finding)
     names = len({finding.name for finding in found})
     lines = [line for group in grouped.values() for line in _lines(run, group)]
-    return [Lines(title=f"findings: {names} of {len(CHECKS)} checks", lines=lines)]
+    return [Lines(title=f"findings: {names} of {len(CHECKS)} checks", lines=[*lines, *blind])]
 
 
 def _lines(run: RunRecord, group: Sequence[Finding]) -> list[str]:

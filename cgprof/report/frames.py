@@ -22,7 +22,7 @@ from cgprof.report.ranks import rank_tables
 from cgprof.report.worth import worth_table
 from cgprof.shapes import GraphKey, RuntimeMode
 
-_INTEGERS = ("_ns", "_bytes", "_process_id", "num_reqs", "uniform_query_len", "nodes")
+_INTEGERS = ("_ns", "_bytes", "_process_id", "num_reqs", "uniform_query_len", "nodes", "_tokens")
 _FLOATS = ("_ratio", "_share", "experts_hit", "hidden", "_low", "_high")
 _NO_POINT = LaunchPoint(kind="kernel", counts={}, median_ns=0, iqr_ns=0, count=0)
 _NO_GRAPH = GraphRecord(key=GraphKey(mode=RuntimeMode.NONE, num_tokens=0), label="")

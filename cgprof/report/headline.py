@@ -136,11 +136,19 @@ def measured_lines(record: RunRecord) -> list[str]:
         lines.append("nodes: operators on the tape; memory: growth of the tape arena by this key")
         return lines
     lines.append("device: device events around launch, hot replay, median")
+    cache = kv_cache_text(record)
+    beside = f" beside a KV cache of {cache}" if cache else ""
     lines.append(
-        "memory: device delta around capture, keys in capture order; the driver reuses its "
-        "arenas, so a later key may look free"
+        f"memory: device delta around capture{beside}, keys in capture order; the driver reuses "
+        "its arenas, so a later key may look free"
     )
     return lines
+
+
+def kv_cache_text(record: RunRecord) -> str:
+    """Returns the size of the KV cache that was there during all captures; nothing before."""
+    sizes = {rank.totals.kv_cache_bytes for rank in record.ranks if rank.totals is not None}
+    return ", ".join(map(format_bytes, sorted(sizes)))
 
 
 def _median_of(stats: Iterable[LaunchStats]) -> str:

@@ -7,6 +7,10 @@ from cgprof.record.types import RankRecord
 from cgprof.report.layout import Cell, Table, one_line, show
 
 _LANES = {"captured": "graphs", "eager": "eager calls"}
+_STARTED_FIRST = (
+    "communicators: device memory as each started, before any capture; the first to start, that of "
+    "graphs, holds what NCCL loads once a process as well"
+)
 _WITNESS_COLUMNS = {
     "allocator_bytes": "allocator",
     "device_delta_bytes": "device delta",
@@ -70,7 +74,11 @@ def totals_table(rank: RankRecord) -> Table:
         title="memory of the run",
         columns=columns,
         rows=rows,
-        notes=(f"headline of plain keys and twins: {source}", *_neighbour_notes(totals)),
+        notes=(
+            f"headline of plain keys and twins: {source}",
+            *_neighbour_notes(totals),
+            *([_STARTED_FIRST] if totals.communicators else []),
+        ),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 
 from cgprof.errors import ConfigError
 from cgprof.graphs.topology import KERNEL, KernelChange, Node, changes, difference
@@ -35,6 +36,8 @@ _SHAPE = {
     "longest_path": "longest path",
     "communication": "communication",
 }
+_TOKENS = re.compile("[0-9]{1,9}")  # the first number of a label
+_MOST_SUGGESTED = 3
 _NOT_READ = "edges and kernels were not read; a run reads them once all is timed"
 _SHAPE_NOTES = (
     "width: most nodes equally far from a root; longest path: nodes on it; forks, joins: nodes "
@@ -97,12 +100,23 @@ def find_graph(run: RunRecord, label: str) -> GraphRecord:
     graphs = {graph.label: graph for graph in run.ranks[0].graphs}
     graph = graphs.get(label)
     if graph is None:
-        near = get_close_matches(label, graphs, cutoff=0.3) or list(graphs)[:3]
+        near = _nearest(label, graphs)
         way_out = f"near it: {', '.join(near)}" if near else "no key was captured"
         raise ConfigError("KEY", f"{label!r} is no key of run {run.run_id}; {way_out}")
     if graph.failure is not None:
         raise ConfigError("KEY", f"{label} has no graph, its capture failed: {graph.failure}")
     return graph
+
+
+def _nearest(label: str, graphs: Mapping[str, GraphRecord]) -> list[str]:
+    """Labels of the nearest tokens, among equals of the likest spelling."""
+    tokens = _TOKENS.search(label)
+
+    def distance(one: str) -> tuple[int, float]:
+        apart = 0 if tokens is None else abs(graphs[one].key.num_tokens - int(tokens[0]))
+        return apart, -SequenceMatcher(None, label, one).ratio()
+
+    return sorted(graphs, key=distance)[:_MOST_SUGGESTED]
 
 
 def _head(run: RunRecord) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from cgprof.record.graph import GraphRecord, StageStats
 from cgprof.record.types import RankRecord
-from cgprof.report.checks_of_timing import paces
 from cgprof.report.layout import Cell, Table
 
 _COLUMNS = {
@@ -27,18 +26,15 @@ _COLUMNS = {
     "device_ns": "device",
     "samples": "n",
     "stopped_by": "stopped by",
-    "host_pace_ratio": "host pace",
+    "host_pace_ns": "host loop",
     "instrumented": "instrumented",
 }
-_OPTIONAL = frozenset(
-    {"vote_ns", "instrumented", "launch_p90_ns", "launch_p99_ns", "host_pace_ratio"}
-)
+_OPTIONAL = frozenset({"vote_ns", "instrumented", "launch_p90_ns", "launch_p99_ns", "host_pace_ns"})
 
 
 def stages_table(rank: RankRecord) -> Table:
     """Returns one row a key and phase: the median of each stage, the spread of launch."""
-    pace = paces(rank)
-    rows = tuple(row for graph in rank.graphs for row in _stage_rows(graph, pace.get(graph.label)))
+    rows = tuple(row for graph in rank.graphs for row in _stage_rows(graph))
     return Table(
         name="stages",
         title="stages of a step",
@@ -48,21 +44,21 @@ def stages_table(rank: RankRecord) -> Table:
         notes=(
             "medians; noise: IQR over median of launch, '-' below five samples; n: launch samples",
             *_tail_notes(rank),
-            *_pace_notes(pace),
+            *_pace_notes(rank),
             "stages are apart and overlap device time: never added up",
         ),
     )
 
 
-def _stage_rows(graph: GraphRecord, pace: float | None) -> Iterator[tuple[Cell, ...]]:
+def _stage_rows(graph: GraphRecord) -> Iterator[tuple[Cell, ...]]:
     phases = (("eager", graph.eager), ("hot", graph.replay), ("round robin", graph.round_robin))
     for phase, stages in phases:
         if stages is not None:
-            beside = pace if stages is graph.replay else None
-            yield (graph.label, phase, *_stage_cells(stages, beside))
+            pace_ns = graph.host_pace_ns if stages is graph.replay else None
+            yield (graph.label, phase, *_stage_cells(stages, pace_ns))
 
 
-def _stage_cells(stages: StageStats, pace: float | None) -> tuple[Cell, ...]:
+def _stage_cells(stages: StageStats, pace_ns: int | None) -> tuple[Cell, ...]:
     launch = stages.launch
     return (
         stages.vote.median_ns if stages.vote else None,
@@ -80,17 +76,15 @@ def _stage_cells(stages: StageStats, pace: float | None) -> tuple[Cell, ...]:
         stages.device.median_ns if stages.device else None,
         launch.count,
         launch.stopped_by,
-        pace,
+        pace_ns,
         "yes" if stages.instrumented else None,
     )
 
 
-def _pace_notes(pace: Mapping[str, float]) -> list[str]:
-    if not pace:
+def _pace_notes(rank: RankRecord) -> list[str]:
+    if not any(graph.host_pace_ns for graph in rank.graphs):
         return []
-    return [
-        "host pace: time of a fixed loop of Python beside the hot replays, over the run's least"
-    ]
+    return ["host loop: a fixed loop of Python beside the hot replays; longer is a slower host"]
 
 
 def _tail_notes(rank: RankRecord) -> list[str]:

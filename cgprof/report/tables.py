@@ -49,6 +49,10 @@ _COLUMNS = {
 }
 _OPTIONAL = frozenset({"remark"})
 _NOISY = "noisy"
+_DEVICE_ONLY = frozenset(
+    {"alone", "launch-model", "launch-fit", "overlap", "eager-work", "estimates"}
+)
+_NO_DEVICE = "recorder tape: this is measured on a CUDA device only"
 _LEGEND = (
     "key: FULL-64x64q1-mb2 is graph mode-tokens x requests, q tokens a request (none: any "
     "lengths), mb microbatches (none: a plain key)"
@@ -134,7 +138,7 @@ def _report_blocks(record: RunRecord) -> list[Block]:
         *(rank_tables(record) if len(record.ranks) > 1 else ()),
         *details,
         *(_accuracy(record) if record.accuracy else []),
-        estimates_table(record),
+        _explained(record, estimates_table(record)),
         Lines(title="warnings", lines=[*_warnings(record), *estimate_warnings(record)]),
         Lines(title="failures", lines=_failures(record)),
         Lines(title="notes", lines=[one_line(note) for note in _notes(record)]),
@@ -157,7 +161,15 @@ def _report_tables(record: RunRecord) -> list[Table]:
         *_accuracy(record),
     ]
     of_run += [worth_table(record), *rank_tables(record)]
-    return [*tables, *(replace(table, tags=run) for table in of_run)]
+    tables += [replace(table, tags={**run, **table.tags}) for table in of_run]
+    return [_explained(record, table) for table in tables]
+
+
+def _explained(record: RunRecord, table: Table) -> Table:
+    """Says why a table has no rows where a tape has nothing that could fill it."""
+    if record.recorder == "cuda" or table.rows or table.name not in _DEVICE_ONLY:
+        return table
+    return replace(table, notes=(*table.notes, _NO_DEVICE))
 
 
 def _captured_row(record: RunRecord, graph: GraphRecord) -> tuple[Cell, ...]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from cgprof.record.types import RunRecord
 from cgprof.record.worth import Estimate, StepTimes, WorthRecord, WorthRow
-from cgprof.report.layout import Cell, Interval, Table, format_ratio, one_line, ratio
+from cgprof.report.layout import Cell, Interval, Plain, Table, format_ratio, one_line, ratio
 
 _COLUMNS = {
     "kind": "steps of",
     "num_tokens": "tokens a rank",
+    "fewest_tokens": "smallest rank",
     "plain_ns": "plain",
     "split_ns": "split",
     "speedup_interval": "plain/split",
@@ -30,22 +32,52 @@ _COLUMNS = {
     "samples": "n",
 }
 _OPTIONAL = frozenset(
-    name for name in _COLUMNS if name.startswith(("hidden", "experts", "ex")) or "bare" in name
+    name
+    for name in _COLUMNS
+    if name.startswith(("fewest", "hidden", "experts", "ex")) or "bare" in name
 )
 _STAND_IN = "CPU stand-in times, never GPU times"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Words:
+    """How the finding of one kind of steps is put."""
+
+    subject: str
+    pays_from: str
+    pays_nowhere: str
+    speed: str
+
+
+_OF_DBO = _Words(
+    subject="DBO for {}",
+    pays_from="break-even at",
+    pays_nowhere="no break-even",
+    speed="plain/split",
+)
+_OF_SPREAD = _Words(
+    subject="spreading few tokens",
+    pays_from="pays from",
+    pays_nowhere="pays from no size on",
+    speed="fall-back/spread",
+)
+
+
 def worth_table(record: RunRecord) -> Table:
-    """Returns one row a token count, with how each number was measured."""
-    worth = record.worth
+    """Returns one row a token count, with how each number was measured.
+
+    Title and tags say whose rows they are, and by which exchange and settings, for several runs.
+    """
+    worth, title, tags = record.worth, _title(record), _tags(record)
     if worth is None:
-        return Table(name="worth", title=_title(None), columns=_COLUMNS, rows=())
+        return Table(name="worth", title=title, columns=_COLUMNS, rows=(), tags=tags)
     return Table(
         name="worth",
-        title=_title(worth),
+        title=title,
         columns=_COLUMNS,
         rows=tuple(_row(row) for row in worth.rows),
         notes=(*_measured(record, worth), *map(one_line, _left_out(worth))),
+        tags=tags,
         optional=_OPTIONAL,
     )
 
@@ -57,13 +89,14 @@ def worth_lines(record: RunRecord) -> list[str]:
         return []
     stand_in = f" ({_STAND_IN})" if record.recorder == "tape" else ""
     lines = []
-    for kind in ("decode", "prefill"):
+    for kind, words in _kinds(record, worth).items():
         rows = sorted((row for row in worth.rows if row.kind == kind), key=_size)
+        subject = words.subject.format(kind)
         if not rows:
-            lines.append(f"DBO for {kind}: not measured, no step of a size that can be compared")
+            lines.append(f"{subject}: not measured, no step of a size that can be compared")
             continue
-        finding = _splitting_alone(rows) if worth.num_ranks <= 1 else _finding(rows)
-        lines.append(f"DBO for {kind}, {_where(worth)}: {finding}{stand_in}")
+        finding = _splitting_alone(rows) if worth.num_ranks <= 1 else _finding(rows, words)
+        lines.append(f"{subject}, {_where(worth)}: {finding}{stand_in}")
     return lines
 
 
@@ -81,11 +114,17 @@ def _size(row: WorthRow) -> int:
     return row.num_tokens
 
 
-def _finding(rows: Sequence[WorthRow]) -> str:
+def _kinds(record: RunRecord, worth: WorthRecord) -> dict[str, _Words]:
+    """The kinds of steps that the run compared, or should have."""
+    spreads = record.config.microbatch.spread_real_tokens and worth.num_ranks > 1
+    return {"decode": _OF_DBO} | ({"spread": _OF_SPREAD} if spreads else {}) | {"prefill": _OF_DBO}
+
+
+def _finding(rows: Sequence[WorthRow], words: _Words) -> str:
     span = _span(rows)
     first = break_even(rows)
     if first is not None:
-        return f"break-even at {first.num_tokens} tokens a rank, {_speed(first)}; {span}"
+        return f"{words.pays_from} {first.num_tokens} tokens a rank, {_speed(first, words)}; {span}"
     largest = rows[-1].num_tokens
     paying = [str(row.num_tokens) for row in rows if row.verdict == "worth it"]
     open_sizes = [str(row.num_tokens) for row in rows if row.verdict == "undecided"]
@@ -93,12 +132,12 @@ def _finding(rows: Sequence[WorthRow]) -> str:
     best = max(rows, key=lambda row: row.speedup.value if row.speedup else 0.0)
     if paying:
         return (
-            f"no break-even up to {largest} tokens a rank: it pays at {', '.join(paying)} "
+            f"{words.pays_nowhere} up to {largest} tokens a rank: it pays at {', '.join(paying)} "
             f"but not up to the largest{still_open}; {span}"
         )
     return (
-        f"no break-even up to {largest} tokens a rank; the best is {best.num_tokens} tokens, "
-        f"{_speed(best)}{still_open}; {span}"
+        f"{words.pays_nowhere} up to {largest} tokens a rank; the best is {best.num_tokens} "
+        f"tokens, {_speed(best, words)}{still_open}; {span}"
     )
 
 
@@ -118,11 +157,11 @@ def _span(rows: Sequence[WorthRow]) -> str:
     return f"measured {sizes[0]} to {sizes[-1]}" if len(sizes) > 1 else f"measured {sizes[0]} only"
 
 
-def _speed(row: WorthRow) -> str:
+def _speed(row: WorthRow, words: _Words) -> str:
     if row.speedup is None:
         return "of unknown speed"
     speed = row.speedup
-    return f"plain/split {format_ratio(speed.value)} [{speed.low:.2f}, {speed.high:.2f}]"
+    return f"{words.speed} {format_ratio(speed.value)} [{speed.low:.2f}, {speed.high:.2f}]"
 
 
 def _where(worth: WorthRecord) -> str:
@@ -131,9 +170,26 @@ def _where(worth: WorthRecord) -> str:
     return f"{worth.exchange} over {worth.num_ranks} ranks"
 
 
-def _title(worth: WorthRecord | None) -> str:
-    title = "is DBO worth it here"
-    return title if worth is None else f"{title}: {_where(worth)}"
+def _title(record: RunRecord) -> str:
+    worth, parallel = record.worth, record.config.parallel
+    if worth is None:
+        return f"is DBO worth it here: not measured; run {record.run_id}"
+    parts = [f"is DBO worth it here: {_where(worth)}"]
+    if worth.num_ranks > 1 and record.recorder == "cuda":
+        ctas = parallel.nccl_max_ctas
+        parts.append("NCCL's own CTAs" if ctas is None else f"at most {ctas} NCCL CTAs")
+        parts.append(f"graph mixing {'on' if parallel.nccl_graph_mixing else 'off'}")
+    return f"{', '.join(parts)}; run {record.run_id}"
+
+
+def _tags(record: RunRecord) -> dict[str, Plain]:
+    worth, parallel = record.worth, record.config.parallel
+    return {
+        "exchange": worth.exchange if worth else None,
+        "num_ranks": worth.num_ranks if worth else None,
+        "nccl_max_ctas": parallel.nccl_max_ctas,
+        "nccl_graph_mixing": "on" if parallel.nccl_graph_mixing else "off",
+    }
 
 
 def _row(row: WorthRow) -> tuple[Cell, ...]:
@@ -142,6 +198,7 @@ def _row(row: WorthRow) -> tuple[Cell, ...]:
     return (
         row.kind,
         row.num_tokens,
+        row.fewest_tokens,
         row.plain.median_ns,
         row.split.median_ns,
         _interval(row.speedup),
@@ -182,6 +239,12 @@ def _measured(record: RunRecord, worth: WorthRecord) -> list[str]:
         "decode: full steps of one token a request, plain graph against twin; prefill: whole "
         "prompts, eager against eager split",
     ]
+    if any(row.kind == "spread" for row in worth.rows):
+        lines.append(
+            "spread: all ranks full but the last, which has the most tokens that leave its last "
+            "microbatch empty; plain is what such a step falls back to, split the twin with those "
+            "tokens spread over its microbatches"
+        )
     if any(row.plain_bare for row in worth.rows):
         lines.append(
             "bare: the same without its collectives, all else unchanged, experts fed what the "

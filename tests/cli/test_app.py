@@ -109,6 +109,7 @@ def test_help_loads_the_commands_and_nothing_else():
         "cgprof",
         "cgprof.config",
         "cgprof.config.flags",
+        "cgprof.ending",
         "cgprof.errors",
         "cgprof.report",
         "cgprof.report.formats",

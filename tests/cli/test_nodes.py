@@ -175,6 +175,21 @@ def test_unknown_and_failed_keys_are_refused_with_the_way_out(folder):
     assert str(PLAIN) in refused(folder, "zzz")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "near"),
+    [
+        ("FULL-60x60q1", ["FULL-64x64q1", "FULL-56x56q1", "FULL-64x64q1-mb2"]),
+        ("FULL-60x60q1-mb2", ["FULL-64x64q1-mb2", "FULL-64x64q1", "FULL-56x56q1"]),
+        ("160", ["FULL-160x160q1", "FULL-64x64q1", "FULL-64x64q1-mb2"]),
+        ("FULL-1x1q1", ["FULL-8x8q1", "FULL-56x56q1", "FULL-64x64q1"]),
+    ],
+)
+def test_keys_of_the_nearest_tokens_are_suggested(tmp_path, wanted, near):
+    keys = (key(160), PLAIN, key(56), TWIN)
+    told = refused(run_folder(tmp_path / "run", keys=keys), wanted)
+    assert told.rstrip().endswith(f"; near it: {', '.join(near)}")
+
+
 def test_of_several_ranks_the_first_is_shown_and_named(tmp_path):
     path = run_folder(tmp_path / "run", ranks=2)
     assert "rank 0 of 2: only its nodes are kept\n" in shown(path)

@@ -1,12 +1,15 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
 
 from cgprof.cli.app import app
 from cgprof.cli.plan import compact
+from cgprof.config.compat import blocks_needed
+from cgprof.config.load import load_run
 from cgprof.config.schema import RunConfig
 from cgprof.units import format_ranges
 
@@ -147,7 +150,7 @@ def test_budget_leaves_some_twins_out_and_says_which():
     (line,) = [line for line in text.splitlines() if line.startswith("skipped")]
     assert line == (
         "skipped  22 twins of 40, 56, 72, 80, 88, 104, 112, 120, 136-184 by 8, 200-248 by 8 "
-        "tokens: left out to keep graph memory within 154 MiB (estimate 256 MiB)"
+        "tokens: left out to keep graph memory within 154 MiB (estimate with all 256 MiB)"
     )
     assert "every decode batch of 1-256 requests has a graph" in text
     document = keys_of("--max-graph-memory", "0.15GiB")
@@ -194,3 +197,33 @@ def test_explained_and_searched_plans_are_trimmed_alike():
 def test_twins_that_are_estimated_to_add_nothing_are_named_all_the_same():
     text = plan("--dbo", "--mode", "full-decode-only", "--max-num-seqs", "48")
     assert "estimate of graph memory: 4 MiB plain + 0 B twins (+-30 %" in text
+
+
+CARD_BYTES = 24_000_000_000
+WEIGHTS_BYTES = 2 * 596_049_920  # of qwen3-0.6b in bfloat16
+LARGE = {
+    "limits.max_num_seqs": 64,
+    "limits.max_num_batched_tokens": 4096,
+    "capture.sizes": (4096,),
+    "capture.policy": "full",
+}
+
+
+def test_size_of_4096_tokens_asks_for_blocks_of_its_requests_and_fits_24_gb_by_estimate():
+    run, model = load_run(None, "qwen3-0.6b", LARGE)
+    blocks = max(blocks_needed(run).values())
+    tokens = run.measure.context_len + 4096 // 64
+    assert blocks == 1 + 64 * -(-tokens // run.limits.block_size) < 4096 // 4
+    block_bytes = 2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim * 16
+    left = CARD_BYTES - WEIGHTS_BYTES - blocks * block_bytes
+    args = ("--model", "qwen3-0.6b", "--max-num-seqs", "64", "--max-num-batched-tokens", "4096")
+    args += ("--cudagraph-capture-sizes", "4096", "--num-gpu-blocks-override", str(blocks))
+    document = json.loads(plan(*args, "--max-graph-memory", str(left), "--format", "json"))
+    assert [key["num_tokens"] for key in document["keys"]] == [4096]
+    assert 0 < document["estimate"]["total_bytes"] < left / 4
+
+    refused = CliRunner().invoke(app, ["plan", *args, "--max-graph-memory", "1MiB"])
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    (needed,) = re.findall(r"takes [^(]*\((\d+) bytes\) by estimate", refused.stderr)
+    assert int(needed) == document["estimate"]["total_bytes"]
+    assert "1 plain keys, 0 twins" in plan(*args, "--max-graph-memory", needed)

@@ -17,6 +17,7 @@ from cgprof.cost.timeline import (
 )
 from cgprof.graphs.topology import Node, contents
 from cgprof.measure.clock import clock_for
+from cgprof.measure.host_cpu import HostCpu
 from cgprof.measure.progress import Progress
 from cgprof.record.samples import SampleSink
 from cgprof.shapes import GraphKey, RuntimeMode
@@ -168,7 +169,7 @@ def test_tape_is_not_traced_and_says_nothing_about_it():
         found = trace_replays(engine, records, {})
         assert [graph.replays for graph in engine.graphs.captured.values()] == before
         clock, sink = clock_for(engine.device), SampleSink()
-        last = list(look_inside(engine, records, clock, sink, progress))[-1]
+        last = list(look_inside(engine, records, clock, sink, progress, HostCpu(clock, ())))[-1]
     assert (found.table, found.replays, found.notes) == (None, {}, ())
     assert last.timelines == found
     assert last.notes == ()
@@ -239,3 +240,18 @@ def test_each_rank_sees_its_transfers_in_the_same_keys():
             assert replay.agrees, (label, replay)
             assert replay.transfers == nodes[label] > 0
             assert replay.communication_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "role"),
+    [
+        ("memcpy32_post", "memcpy", "communication"),
+        ("memcpy128", "memcpy", "communication"),
+        ("memset32", "memset", "compute"),
+        ("memcpy_like_kernel", "kernel", "compute"),
+        ("my_memcpy32", "kernel", "compute"),
+    ],
+)
+def test_copies_that_the_driver_makes_by_kernels_are_copies(name, kind, role):
+    (found,) = activities([event(name, 0, 1)], loopback=True)
+    assert (found.kind, found.role) == (kind, role)

@@ -7,6 +7,7 @@ from cgprof.batch.buffers import InputBuffers
 from cgprof.batch.request import Request, RequestTable
 from cgprof.engine.inputs import CLEAN, InputWriter, PaddingFill
 from cgprof.engine.live import make_step
+from cgprof.engine.types import IDLE_STEP
 from cgprof.graphs.dispatch import eager_key
 from cgprof.kvcache.block_table import BlockTable
 from cgprof.kvcache.pool import BlockPool
@@ -58,7 +59,7 @@ def test_what_a_slot_keeps_of_an_earlier_step_is_what_a_new_writer_writes():
     blocks.ensure(rows, np.full(REQS, LENGTH, np.int32))
     table.num_computed[:] = 10
     kept = new_buffers()
-    writer = InputWriter(table, blocks, kept)
+    writers = [InputWriter(table, blocks, kept) for _ in range(2)]
     seen = 0
     for turn in range(400):
         real = int(rng.integers(1, REQS + 1))
@@ -72,11 +73,31 @@ def test_what_a_slot_keeps_of_an_earlier_step_is_what_a_new_writer_writes():
         step = make_step(chosen, lens)
         padding = POISON if rng.random() < 0.3 else CLEAN
         fresh = new_buffers()
-        seen += kept.slot in writer._written
-        got = writer.write(step, key, padding)
+        # Two write by turns into the same slots, as the steps without their exchange do.
+        got = writers[turn // 3 % 2].write(step, key, padding)
+        seen += kept.kept is not None
         want = InputWriter(table, blocks, fresh).write(step, key, padding)
         assert (got.num_reqs, got.any_random) == (want.num_reqs, want.any_random)
         sizes = got.num_reqs, key.num_tokens
         assert device_rows(kept, *sizes) == device_rows(fresh, *sizes), turn
         table.num_computed[chosen] = rng.integers(0, 15, real)
     assert seen > 50
+
+
+def test_a_slot_that_another_writer_used_is_written_anew():
+    table = RequestTable(REQS, LENGTH)
+    blocks = BlockTable(REQS, LENGTH // BLOCK, BLOCK, BlockPool(64))
+    for index in range(4):
+        table.add(Request(request_id=str(index), prompt=(1, 2, 3), max_new_tokens=1))
+    rows = np.arange(4, dtype=np.int32)
+    blocks.ensure(rows, np.full(4, 3, np.int32))
+    step, key = make_step(rows, np.ones(4, np.int32)), decode_key(4)
+    buffers = new_buffers()
+    first, second = (InputWriter(table, blocks, buffers) for _ in range(2))
+    first.write(step, key, CLEAN)
+    for _ in range(4):  # all slots
+        second.write(IDLE_STEP, key, CLEAN)
+    for _ in range(4):
+        first.write(step, key, CLEAN)
+        assert buffers.device_fields.query_start_loc[:5].tolist() == [0, 1, 2, 3, 4]
+        assert not buffers.device_fields.is_padding[:4].any()

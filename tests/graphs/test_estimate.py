@@ -30,7 +30,7 @@ def on_ranks(run, size, **changes):
 def test_node_counts_are_those_of_kept_runs(name):
     record = kept_run(name)
     graphs = record.ranks[0].graphs
-    assert len(graphs) >= 64
+    assert len(graphs) >= (64 if record.config.microbatch.enabled else 3)
     for graph in graphs:
         layers = record.model.num_layers * graph.key.num_microbatches
         expected = estimate_nodes(record.model, record.config, graph.key)
@@ -63,7 +63,7 @@ def test_bytes_of_kept_runs_lie_within_half_of_the_stated_error(name):
     )
     whole = estimate_plan(record.model, record.config, [graph.key for graph in graphs])
     measured = (totals.plain_witness.nvml_delta_bytes, totals.twin_witness.nvml_delta_bytes)
-    for found in ((plain, twins), (whole.plain_bytes, whole.twin_bytes)):
+    for found in ((plain, twins), (whole.plain_bytes, whole.twin_bytes or 0)):
         assert found == pytest.approx(measured, rel=WORST_SEEN)
     assert pytest.approx(2 * WORST_SEEN) == ERROR_SHARE
 
@@ -99,15 +99,15 @@ def test_layers_of_each_kind_have_their_kernels():
     assert estimate_nodes(wide, invariant, decode_key(64)) == {"kernel": 2 + 2 * 9}
 
 
-def test_exchange_between_ranks_adds_its_kernels_and_states_no_error():
+def test_exchange_between_ranks_adds_its_kernels_and_states_an_error_where_it_was_measured():
     model, key = tiny_model(), decode_key(8)
     packed = on_ranks(tiny_run(dbo=True), 2)
     assert estimate_nodes(model, packed, key) == {"kernel": 2 + 2 * (12 + 4 + 2)}
     gather = {"all2all_backend": All2AllBackend.ALLGATHER_REDUCESCATTER}
     gathered = on_ranks(tiny_run(), 2, **gather)
     assert estimate_nodes(model, gathered, key) == {"kernel": 2 + 2 * (12 + 3 + 2), "memcpy": 2}
-    assert estimate_graph_memory(model, packed, key).error_share is None
-    assert estimate_plan(model, packed, [key]).error_share is None
+    assert estimate_graph_memory(model, packed, key).error_share == ERROR_SHARE
+    assert estimate_plan(model, gathered, [key]).error_share is None
 
 
 def test_graph_mixing_adds_an_event_record_a_collective_and_its_bytes():
@@ -115,8 +115,9 @@ def test_graph_mixing_adds_an_event_record_a_collective_and_its_bytes():
     quiet, mixed = (on_ranks(tiny_run(dbo=True), 2, nccl_graph_mixing=on) for on in (False, True))
     assert estimate_nodes(model, quiet, key).get("event-record") is None
     nodes = estimate_nodes(model, mixed, key)
-    assert nodes["event-record"] == 2 * 2 * 2
-    assert bytes_of_nodes(nodes) - bytes_of_nodes(estimate_nodes(model, quiet, key)) == 880_000
+    assert (nodes["event-record"], nodes["event-wait"]) == (2 * 2 * 2, 1)
+    more = bytes_of_nodes(nodes) - bytes_of_nodes(estimate_nodes(model, quiet, key))
+    assert more == 880_000 + bytes_of_nodes({"event-wait": 1})
     alone = tiny_run(dbo=True)
     alone = alone.model_copy(
         update={"parallel": alone.parallel.model_copy(update={"nccl_graph_mixing": True})}

@@ -4,8 +4,10 @@ from cgprof.config.schema import CaptureConfig, Limits, MicrobatchConfig, RunCon
 from cgprof.errors import UnsupportedError
 from cgprof.graphs.estimate import estimate_plan
 from cgprof.graphs.plan_record import plan_record, resolve_plan
+from cgprof.graphs.pool_size import pool_bytes
 from cgprof.shapes import CapturePolicy, GraphSupport
 from tests.support.builders import tiny_model
+from tests.support.kept import kept_run
 
 MODEL = tiny_model()
 LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=64)
@@ -109,3 +111,20 @@ def test_strict_refuses_a_plan_that_a_budget_trims():
     assert resolve_plan(budget_run(total, strict=True), deep)[1].twins
     with pytest.raises(UnsupportedError, match="keys are left out to keep graph memory within"):
         resolve_plan(budget_run(total - 1, strict=True), deep)
+
+
+def test_budget_of_what_a_trimmed_plan_is_estimated_to_take_keeps_that_plan():
+    """A smaller key that widened the pool is gone, and with it what it would have needed."""
+    record = kept_run("h200-qwen3-30b-a3b-full-dbo")
+
+    def within(max_bytes):
+        capture = record.config.capture.model_copy(update={"max_graph_memory_bytes": max_bytes})
+        config = record.config.model_copy(update={"capture": capture})
+        _, plan = resolve_plan(config, record.model)
+        return plan, estimate_plan(record.model, config, plan.keys).total_bytes
+
+    whole, _ = within(None)
+    trimmed, total = within(50 * 1024**2)
+    pools = [pool_bytes(record.model, record.config, keys) for keys in (trimmed.keys, whole.keys)]
+    assert 0 < pools[0] < pools[1]
+    assert within(total)[0].keys == trimmed.keys

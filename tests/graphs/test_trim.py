@@ -59,9 +59,9 @@ def test_reason_names_budget_estimate_and_where_the_batches_go():
     mib = 1024**2
     trimmed = trim(whole, lambda keys: len(keys) * mib, 5 * mib, DBO)
     assert {str(one.key): one.reason for one in trimmed.skipped} == {
-        "FULL-40x40q1-mb2": "left out to keep graph memory within 5 MiB (estimate 7 MiB): "
+        "FULL-40x40q1-mb2": "left out to keep graph memory within 5 MiB (estimate with all 7 MiB): "
         "its batches pad to FULL-48x48q1-mb2",
-        "FULL-32x32q1-mb2": "left out to keep graph memory within 5 MiB (estimate 7 MiB): "
+        "FULL-32x32q1-mb2": "left out to keep graph memory within 5 MiB (estimate with all 7 MiB): "
         "its batches pad to FULL-48x48q1-mb2",
     }
     without_twins = trim(whole, lambda keys: len(keys) * mib, 3 * mib, DBO)

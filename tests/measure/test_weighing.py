@@ -1,9 +1,12 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
 from cgprof.graphs.dispatch import eager_key
 from cgprof.measure.weighing import IN_NOISE, StepSamples, slowest, weigh
 from cgprof.measure.worth_cases import WorthCase
+from cgprof.shapes import DecisionReason, StepDecision
 
 CASE = WorthCase(
     kind="prefill",
@@ -75,3 +78,14 @@ def test_exchange_within_noise_has_its_difference_but_no_hidden_share():
 def test_slowest_takes_each_step_from_the_rank_that_took_longest():
     first, second = np.array([1, 5, 3]), np.array([2, 4, 9])
     assert slowest([first, second]).tolist() == [2, 5, 9]
+
+
+def test_row_of_an_uneven_load_tells_the_smallest_rank():
+    decided = tuple(
+        StepDecision(key=key, tokens_per_rank=(64, 32, 64), reason=DecisionReason.NO_FIT)
+        for key in (CASE.plain, CASE.split)
+    )
+    case = dataclasses.replace(CASE, kind="spread", num_tokens=64, decided=decided)
+    found = weigh(case, StepSamples(plain=around(1000), split=around(900)), seed=0)
+    assert (found.kind, found.num_tokens, found.fewest_tokens) == ("spread", 64, 32)
+    assert row(around(1000), around(900)).fewest_tokens is None

@@ -5,9 +5,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cgprof.config.schema import All2AllBackend
-from cgprof.measure.worth import weigh_overlap
-from cgprof.shapes import CapturePolicy
+from cgprof.measure.clock import clock_for
+from cgprof.measure.worth import weigh_overlap, with_expert_times
+from cgprof.shapes import CapturePolicy, DecisionReason
 from tests.support.builders import build_engine, tiny_model, tiny_run
+from tests.support.graphs import decode_key
 from tests.support.ranks import run_ranks
 
 LAYERS = tiny_model().num_layers
@@ -52,6 +54,11 @@ def make_run(backend, policy=CapturePolicy.FULL_DECODE_ONLY, size=2, **limits):
     return run.model_copy(update={"parallel": run.parallel.model_copy(update=settings)})
 
 
+def spreading(run, *, on=True):
+    changed = run.microbatch.model_copy(update={"spread_real_tokens": on})
+    return run.model_copy(update={"microbatch": changed})
+
+
 def weighed(ranks, run):
     """The record, the steps that were announced, and what a twin gives before and afterwards."""
     engine = build_engine(run, ranks=ranks)
@@ -64,6 +71,7 @@ def weighed(ranks, run):
             clock = CountingClock(100 if ranks is None or ranks.rank == 0 else 200)
             with clock:
                 worth = weigh_overlap(engine, clock, lambda case: seen.append(str(case.split)))
+                worth = with_expert_times(engine, worth)
             assert engine.graphs.keys is keys
             assert not engine.table.requests
             outputs.append(replayed(engine))
@@ -113,6 +121,106 @@ def test_ranks_find_what_their_collectives_cost_and_leave_no_trace(backend):
         assert row.plain_bare.median_ns == base
 
 
+def weighed_spread(ranks, run, read_ns=100):
+    """The record, how often each decision was launched, and the loads that ranks voted on."""
+    engine = build_engine(run, ranks=ranks)
+    try:
+        with engine.active():
+            for key in engine.plan.keys:
+                engine.capture(key, lambda phase: None)
+            with CountingClock(read_ns) as clock:
+                worth = weigh_overlap(engine, clock, lambda case: None)
+            launched = dict(engine.runner.decisions)
+            loads = {
+                tuple(vote.shape.num_tokens for vote in votes): known.decision
+                for votes, known in engine.runner._known.items()
+            }
+    finally:
+        engine.close()
+    return worth, launched, loads
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("backend", CAPTURED)
+def test_ranks_time_spread_steps_against_what_they_would_fall_back_to(backend):
+    results = run_ranks(2, weighed_spread, spreading(make_run(backend)))
+    plain, twin = decode_key(8), decode_key(8, num_microbatches=2)
+    for worth, launched, loads in results:
+        assert worth.rows == results[0][0].rows
+        assert [(row.kind, row.num_tokens) for row in worth.rows] == [
+            ("decode", 4),
+            ("decode", 8),
+            ("spread", 8),
+            ("prefill", 24),
+            ("prefill", 48),
+        ]
+        row = worth.rows[2]
+        assert (row.plain_label, row.split_label) == (str(plain), str(twin))
+        assert row.fewest_tokens == 4
+        assert row.plain.count == row.split.count == ROUNDS
+        base = READS * 100
+        assert row.plain.median_ns == base + 2 * LAYERS * COLLECTIVE_NS
+        assert row.split.median_ns == base + 4 * LAYERS * COLLECTIVE_NS
+        assert row.plain_bare.median_ns == row.split_bare.median_ns == base
+        assert row.verdict == "not worth it"
+        # Both once more than the rounds, and neither for anything else.
+        assert launched[plain, DecisionReason.EMPTY_MICROBATCH] == ROUNDS + 1
+        assert launched[twin, DecisionReason.SPREAD] == ROUNDS + 1
+        # The real votes of that load lead where the timed steps were forced to.
+        assert (loads[8, 4].key, loads[8, 4].reason) == (twin, DecisionReason.SPREAD)
+        assert (4, 4) in loads
+        assert (4, 2) not in loads
+        assert [note for note in worth.notes if note.startswith("spread of 4 tokens, 2 on")]
+
+
+@pytest.mark.ranks(2)
+def test_nothing_is_spread_without_the_setting():
+    run = spreading(make_run(All2AllBackend.ALL_TO_ALL, max_num_batched_tokens=16), on=False)
+    for worth, launched, loads in run_ranks(2, weighed_spread, run):
+        assert [row.kind for row in worth.rows] == ["decode", "decode"]
+        assert not {reason for _, reason in launched} & {
+            DecisionReason.SPREAD,
+            DecisionReason.EMPTY_MICROBATCH,
+        }
+        assert (8, 4) not in loads
+        assert "spread" not in " ".join(worth.notes)
+
+
+def spread_on_gpus(ranks, run):
+    """The row of the spread steps, and how often each decision was launched."""
+    engine = build_engine(run, ranks=ranks)
+    try:
+        with engine.active():
+            for key in engine.plan.keys:
+                engine.capture(key, lambda phase: None)
+            worth = weigh_overlap(engine, clock_for(engine.device), lambda case: None)
+            worth = with_expert_times(engine, worth)
+            launched = dict(engine.runner.decisions)
+    finally:
+        engine.close()
+    return [row for row in worth.rows if row.kind == "spread"], launched
+
+
+@pytest.mark.multigpu(2)
+@pytest.mark.parametrize("backend", CAPTURED)
+def test_gpus_time_spread_steps_with_and_without_their_exchange(backend):
+    run = spreading(make_run(backend, device="cuda", max_num_batched_tokens=16))
+    results = run_ranks(2, spread_on_gpus, run, device="cuda", limit_s=180.0)
+    plain, twin = decode_key(8), decode_key(8, num_microbatches=2)
+    for rows, launched in results:
+        (row,) = rows
+        assert rows == results[0][0]
+        assert (row.num_tokens, row.fewest_tokens) == (8, 4)
+        assert (row.plain_label, row.split_label) == (str(plain), str(twin))
+        assert row.plain.count == row.split.count == ROUNDS
+        assert row.bare_note == ""
+        assert row.plain_bare.median_ns > 0
+        assert row.split_bare.median_ns > 0
+        # Those that are traced afterwards count as well.
+        assert launched[plain, DecisionReason.EMPTY_MICROBATCH] > ROUNDS
+        assert launched[twin, DecisionReason.SPREAD] > ROUNDS
+
+
 @pytest.mark.ranks(2)
 def test_exact_exchange_says_why_there_is_no_step_without_it():
     run = make_run(All2AllBackend.EXACT, policy=CapturePolicy.NONE)
@@ -122,7 +230,7 @@ def test_exact_exchange_says_why_there_is_no_step_without_it():
 
 
 def test_one_rank_has_nothing_to_hide():
-    worth, _ = weighed(None, make_run(All2AllBackend.ALL_TO_ALL, size=1))
+    worth, _ = weighed(None, spreading(make_run(All2AllBackend.ALL_TO_ALL, size=1)))
     assert (worth.exchange, worth.num_ranks) == ("loopback", 1)
     assert [row.num_tokens for row in worth.rows] == [4, 8, 24, 48]
     for row in worth.rows:

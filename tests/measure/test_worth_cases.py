@@ -3,17 +3,20 @@ import dataclasses
 import pytest
 
 from cgprof.config.schema import Limits, MicrobatchConfig, RunConfig
-from cgprof.measure.worth_cases import decode_cases, prefill_cases
+from cgprof.measure.worth_cases import decode_cases, prefill_cases, spread_cases
+from cgprof.shapes import DecisionReason
 from tests.support.stepping import full_key
 
 
-def config(threshold=512, **limits):
-    microbatch = MicrobatchConfig(enabled=True, prefill_token_threshold=threshold)
+def config(threshold=512, splitting=None, **limits):
+    microbatch = MicrobatchConfig(
+        enabled=True, prefill_token_threshold=threshold, **(splitting or {})
+    )
     return RunConfig(limits=Limits(**limits), microbatch=microbatch)
 
 
-def both(*sizes):
-    keys = [full_key(size, parts) for size in sizes for parts in (1, 2)]
+def both(*sizes, count=2):
+    keys = [full_key(size, parts) for size in sizes for parts in (1, count)]
     return [dataclasses.replace(key, uniform_query_len=1) for key in keys]
 
 
@@ -78,3 +81,56 @@ def test_prefill_has_as_many_prompts_as_their_length_needs():
 
 def test_prefill_begins_at_a_smaller_threshold():
     assert sizes(prefill_cases(config(24, max_num_batched_tokens=64), 100)[0]) == [24, 48]
+
+
+def spreads(keys, num_ranks=2, **splitting):
+    run = config(splitting={"spread_real_tokens": True, **splitting})
+    return spread_cases(decode_cases(keys, run)[0], keys, run, num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_spread_has_full_ranks_and_a_last_one_that_just_misses_its_last_microbatch(num_ranks):
+    cases, left_out = spreads(both(64, 128, 256), num_ranks)
+    assert left_out == []
+    assert [case.tokens_per_rank for case in cases] == [
+        (*[size] * (num_ranks - 1), size // 2) for size in (64, 128, 256)
+    ]
+    for case in cases:
+        fallen, kept = case.decided
+        assert (fallen.reason, kept.reason) == (
+            DecisionReason.EMPTY_MICROBATCH,
+            DecisionReason.SPREAD,
+        )
+        assert (fallen.key, kept.key) == (case.plain, case.split)
+        assert (case.plain.num_microbatches, case.split.num_microbatches) == (1, 2)
+        assert case.plain.num_tokens == case.split.num_tokens == case.num_tokens
+        assert fallen.tokens_per_rank == kept.tokens_per_rank == case.tokens_per_rank
+
+
+def test_spread_of_more_microbatches_takes_what_misses_the_last_of_them():
+    keys = both(64, 128, count=4)
+    cases, _ = spreads(keys, num_microbatches=4)
+    assert [case.tokens_per_rank for case in cases] == [(64, 48), (128, 96)]
+    assert {case.decided[1].reason for case in cases} == {DecisionReason.SPREAD}
+
+
+def test_size_at_which_spreading_changes_nothing_is_left_out_with_who_did_not_split():
+    cases, left_out = spreads(both(32, 64))
+    assert sizes(cases) == [64]
+    assert left_out == [
+        "spread of 32 tokens, 16 on the last rank: FULL-32x32q1 (graph) with spreading and "
+        "without, rank 1 is below-threshold"
+    ]
+
+
+def test_twins_of_any_lengths_are_never_spread():
+    keys = [dataclasses.replace(key, uniform_query_len=None) for key in both(64)]
+    cases, left_out = spreads(keys)
+    assert cases == []
+    assert len(left_out) == 1
+    assert "(empty-microbatch) with spreading and without" in left_out[0]
+
+
+def test_nothing_is_spread_on_one_rank_or_with_the_setting_off():
+    assert spreads(both(64), num_ranks=1) == ([], [])
+    assert spreads(both(64), spread_real_tokens=False) == ([], [])

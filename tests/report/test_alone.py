@@ -139,3 +139,20 @@ def test_what_another_process_took_meanwhile_is_in_no_figure_of_a_key():
     table = alone_table(RankRecord(graphs=(graph,), node_model=MODEL))
     assert rows_of(table)[graph.label]["marginal_bytes"] == 6 * MIB
     assert "measured in this run" not in table.to_text()
+
+
+def test_estimate_below_zero_is_no_usage_and_says_what_the_line_gives_and_the_most_it_may_be():
+    few = cuda_graph(key(8), nodes={"kernel": 10})
+    sunk = MODEL.model_copy(update={"base_bytes": -MIB})
+    table = alone_table(RankRecord(graphs=(few, cuda_graph(key(64))), node_model=sunk))
+    low, high = rows_of(table).values()
+    assert (low["driver_bytes"], low["error_bytes"], low["how"]) == (None, None, "estimate")
+    assert low["remark"] == "line at -995 KiB: no usage, at most 1.03 MiB"
+    assert high["driver_bytes"] == -MIB + 602 * 3000 > 0
+    assert high["remark"] is None
+    assert " 0 B" not in table.to_text()
+
+
+def test_figures_of_a_fresh_process_say_that_their_cache_is_not_the_run_s():
+    table = alone_table(RankRecord(graphs=(cuda_graph(key(64)),), node_model=MODEL))
+    assert "beside the least KV cache that an engine starts with" in table.to_text()

@@ -87,3 +87,15 @@ def test_what_is_measured_after_all_that_is_compared_makes_no_run_incomparable()
         "measure.replay_samples: 30 in A, 7 in B",
         "measure.eager_work: True in A, False in B",
     ]
+
+
+def test_runs_beside_caches_of_unlike_sizes_say_so_though_their_settings_agree():
+    a, (rank,) = cuda_run(), cuda_run().ranks
+    larger = rank.totals.model_copy(update={"kv_cache_bytes": 1024**3})
+    b = cuda_run(ranks=(rank.model_copy(update={"totals": larger}),))
+    assert require_comparable(a, b, force=False) == ()
+    assert [one.to_text() for one in other_differences(a, b)] == [
+        "KV cache: 8 MiB in A, 1.00 GiB in B"
+    ]
+    before = cuda_run(ranks=(rank.model_copy(update={"totals": None}),))
+    assert [one.b for one in other_differences(a, before)] == ["unknown"]

@@ -12,7 +12,7 @@ from cgprof.record.store import read_run
 from cgprof.record.types import DecisionCount
 from cgprof.record.worth import Estimate
 from cgprof.report.document import Document
-from cgprof.report.findings import CHECKS, find, findings_blocks, findings_table
+from cgprof.report.findings import CHECKS, blind_lines, find, findings_blocks, findings_table
 from cgprof.report.formats import OutputFormat
 from cgprof.shapes import DecisionReason
 from tests.support.kept import (
@@ -246,6 +246,73 @@ def test_what_is_planted_in_a_real_run_is_found_by_its_check_and_nothing_else_is
     assert finding.way_out
 
 
+def blind(run):
+    """Checks that had nothing to look at, by what they lacked."""
+    lacking = {name: check.lacking(run) for name, check in CHECKS.items()}
+    return {name: what for name, what in lacking.items() if what is not None}
+
+
+# What a plant replaces is no longer there for other checks.
+LACKING_WHEN_PLANTED = {"tracing-inflates", "launch-unexplained", "launch-model-loose"}
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_no_check_that_finds_something_is_said_to_have_had_nothing_to_look_at(plant):
+    run, _ = plant()
+    assert not names(run) & set(blind(run))
+    assert set(blind(run)) <= set(blind(kept_run())) | LACKING_WHEN_PLANTED
+
+
+LACKING = {
+    "work-not-eager": {"against_eager": {PLAIN: WorkDifference(note="not compared")}},
+    "never-replayed": {"decisions": ()},
+    "unexplained-memory": {"totals": None},
+    "nvml-disagrees": {"totals": None},
+    "memory-bound-to-nodes": {"totals": None},
+    "peer-copies": {"contents": {}},
+    "launch-unexplained": {"replay_costs": {}},
+    "launch-model-loose": {"launch_model": None},
+    "tracing-inflates": {"replay_costs": {}},
+    **{
+        name: {"graphs": ()}
+        for name in (
+            *("captured-nothing", "twin-without-its-work", "plain-without-its-work"),
+            *("capture-failed", "unreachable-twin", "pool-not-shared", "cold-arenas"),
+            *("event-record-nodes", "throttled-clocks", "noisy-timing"),
+        )
+    },
+    "neighbours": {"graphs": (), "totals": None},
+}
+
+
+@pytest.mark.parametrize(("name", "without"), LACKING.items())
+def test_check_says_what_it_lacks_once_that_is_taken_away(name, without):
+    assert name not in blind(kept_run())
+    assert blind(with_rank(kept_run(), **without))[name]
+
+
+def test_checks_of_a_limit_and_of_the_host_s_pace_lack_those_in_the_kept_run():
+    assert blind(kept_run()) == {
+        "over-the-memory-limit": "no --max-graph-memory",
+        "slow-host": "pace of the host beside two keys not read",
+    }
+    assert set(LACKING) | set(blind(kept_run())) == set(CHECKS)
+    assert "over-the-memory-limit" not in blind(over_its_limit()[0])
+    assert "slow-host" not in blind(slow_host()[0])
+    assert blind_lines(kept_run()) == [
+        f"2 of {len(CHECKS)} checks had nothing to look at:",
+        "  over-the-memory-limit (no --max-graph-memory)",
+        "  slow-host (pace of the host beside two keys not read)",
+    ]
+
+
+def test_checks_that_need_a_device_share_one_reason_on_a_tape():
+    lines = blind_lines(tape_dbo_run())
+    (line,) = [line for line in lines if line.endswith(" (recorder tape: no device)")]
+    assert "cold-arenas, event-record-nodes, peer-copies, launch-unexplained" in line
+    assert "noisy-timing" not in " ".join(lines)
+
+
 def test_every_check_has_something_planted_for_it():
     assert set(CHECKS) == OF_KEPT | OF_COSTS | OF_MODEL | set(PLANTED.values())
 
@@ -254,6 +321,8 @@ def test_every_check_has_something_planted_for_it():
     ("folder", "expected"),
     [
         ("h200-qwen3-30b-a3b-full-dbo", OF_KEPT),
+        ("h200-x2-qwen3-30b-a3b-ranks", {"noisy-timing", "slow-host"}),
+        ("h200-x2-qwen3-30b-a3b-ranks-mixing", {"noisy-timing", "event-record-nodes"}),
         ("h200-qwen3-30b-a3b-full-decode-only-dbo", OF_KEPT | OF_COSTS | OF_MODEL),
         *(
             (f"h200-smollm2-8-experts-full-dbo-{task}", moved)
@@ -268,7 +337,7 @@ def test_kept_runs_are_told_what_is_true_of_them_and_no_fault(folder, expected):
 
 
 def test_every_kept_run_is_looked_at():
-    assert len(KEPT) == 4
+    assert len(KEPT) == 6
 
 
 def test_tracing_of_the_kept_run_is_told_with_its_worst_key():
@@ -365,6 +434,9 @@ def test_key_that_looks_free_has_its_figure_alone_beside_it():
     assert finding.severity == "info"
     assert finding.evidence["largest_measured_alone_bytes"] == 30 * MIB
     assert finding.evidence["largest_estimated_driver_bytes"] == 818 * 3000
+    sunk = model.model_copy(update={"base_bytes": -4.0 * MIB})
+    evidence = found(with_rank(run, node_model=sunk), "cold-arenas").evidence
+    assert "largest_estimated_driver_bytes" not in evidence  # below zero it is no usage
 
 
 def test_twin_accused_by_its_counts_is_not_accused_again_by_its_names():
@@ -385,10 +457,13 @@ def test_run_that_served_nothing_has_no_unused_keys_and_one_that_served_names_th
     assert found(with_rank(kept_run(), decisions=served), "never-replayed").keys == (TWIN,)
 
 
-def test_nothing_found_is_one_line():
+def test_nothing_found_is_one_line_besides_those_of_what_was_not_there():
     run = run_record("cuda", (), ranks=())
     (block,) = findings_blocks(run)
-    assert block.to_text() == f"findings: none of {len(CHECKS)} checks"
+    first, *others = block.to_text().splitlines()
+    assert first == f"findings: none of {len(CHECKS)} checks"
+    assert others == blind_lines(run)
+    assert others[0].startswith(f"{len(CHECKS)} of {len(CHECKS)} checks had nothing to look at")
     assert findings_table(run).rows == ()
 
 
@@ -402,7 +477,7 @@ def test_blocks_put_faults_first_and_say_where_how_much_and_what_to_do():
     assert lines[3].startswith("  way out: ")
     assert lines[4].startswith("doubt: launch-model-loose: 8 of 64 keys ")
     assert lines[7].startswith("cost: memory-bound-to-nodes: all 64 keys, driver 246 MiB, ")
-    assert len(lines) == 1 + 3 * 6
+    assert lines[1 + 3 * 6 :] == blind_lines(run)
 
 
 def test_ranks_that_share_a_finding_are_told_in_one_place_and_rows_stay_apart():
@@ -411,9 +486,17 @@ def test_ranks_that_share_a_finding_are_told_in_one_place_and_rows_stay_apart():
     run = run.model_copy(update={"ranks": tuple(ranks)})
     (block,) = findings_blocks(run)
     lines = block.to_text().splitlines()
-    assert len(lines) == 1 + 3 * 5
+    assert lines[1 + 3 * 5 :] == blind_lines(run)
     assert lines[4].startswith("cost: memory-bound-to-nodes on ranks 0-2, here 0: all 64 keys")
     assert len(findings_table(run).rows) == 15
+
+
+def test_table_says_what_was_not_looked_at_to_people_and_not_to_programs():
+    table = findings_table(kept_run())
+    assert table.to_text().splitlines()[-3:] == blind_lines(kept_run())
+    document = Document(blocks=[], tables=[table], data=dict)
+    assert "nothing to look at" not in document.render(OutputFormat.CSV)
+    assert "nothing to look at" not in document.render(OutputFormat.JSON, "findings")
 
 
 def test_table_gives_programs_raw_numbers_and_is_strict_json():

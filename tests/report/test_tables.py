@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 from cgprof.record.types import Failure
+from cgprof.report.formats import OutputFormat
 from cgprof.report.tables import capture_document, report_document
 from tests.support.checks import checked_run
 from tests.support.documents import text_of
@@ -48,8 +49,8 @@ CUDA_MEASURED = [
     "median of 20 samples",
     "replay: the same key again (hot); round robin: keys in turn",
     "device: device events around launch, hot replay, median",
-    "memory: device delta around capture, keys in capture order; the driver reuses its arenas, "
-    "so a later key may look free",
+    "memory: device delta around capture beside a KV cache of 8 MiB, keys in capture order; the "
+    "driver reuses its arenas, so a later key may look free",
 ]
 TAPE_TABLE = """\
 key             nodes  eager  replay  eager/replay  round robin  device  memory  parity
@@ -185,6 +186,15 @@ def test_report_text_begins_with_what_ran_where_and_how():
         "  way out: cgprof's own short trial, which says nothing of your traffic: where your "
         "batches never reach these sizes, leave them out of "
         "--cudagraph-capture-sizes\n"
+        "9 of 22 checks had nothing to look at:\n"
+        "  work-not-eager (no eager work to compare with)\n"
+        "  neighbours (processes on the device not read)\n"
+        "  nvml-disagrees (no figure of NVML)\n"
+        "  over-the-memory-limit (no --max-graph-memory)\n"
+        "  peer-copies (nodes not read one by one)\n"
+        "  launch-unexplained, tracing-inflates (no replay costs)\n"
+        "  launch-model-loose (no launch model)\n"
+        "  slow-host (pace of the host beside two keys not read)\n"
         "\n"
         "plan: 4 keys, 1 skipped\n"
         "skipped key         reason\n"
@@ -277,3 +287,14 @@ def test_report_has_no_endless_line_for_many_cases():
     text = report_text(run_record("cuda", (cuda_graph(key(8), parity=legs),)))
     assert "replay-eager: 500 cases (full), contexts 1 15" in text
     assert max(map(len, text.splitlines())) < 250
+
+
+def test_tables_that_only_a_device_fills_say_so_on_a_tape_and_are_quiet_elsewhere():
+    why = "recorder tape: this is measured on a CUDA device only"
+    for name in ("alone", "launch-model", "launch-fit", "overlap", "eager-work", "estimates"):
+        on_tape = report_document([tape_dbo_run()]).render(OutputFormat.TEXT, name)
+        assert on_tape.splitlines()[-2:] == ["(none)", why]
+        assert report_document([tape_dbo_run()]).render(OutputFormat.JSON, name) == "[]"
+        assert why not in report_document([cuda_run()]).render(OutputFormat.TEXT, name)
+    assert why not in report_document([tape_dbo_run()]).render(OutputFormat.TEXT, "keys")
+    assert text_of(report_document([tape_dbo_run()])).count(why) == 1

@@ -50,9 +50,31 @@ LOSING = [row(32, 0.7, NO), row(64, 0.8, NO), row(128, 0.95, OPEN)]
 WINNING = [row(32, 0.8, NO), row(64, 1.1, YES), row(128, 1.2, YES)]
 
 
-def run_with(rows, *, make=cuda_dbo_run, num_ranks=4, exchange="all-to-all", notes=()):
+def run_with(
+    rows,
+    *,
+    make=cuda_dbo_run,
+    num_ranks=4,
+    exchange="all-to-all",
+    notes=(),
+    spread=False,
+    run_id=None,
+    **parallel,
+):
     worth = WorthRecord(exchange=exchange, num_ranks=num_ranks, rows=tuple(rows), notes=notes)
-    return make(worth=worth)
+    record = make(worth=worth)
+    config = record.config
+    changes = {
+        "microbatch": config.microbatch.model_copy(update={"spread_real_tokens": spread}),
+        "parallel": config.parallel.model_copy(update=parallel),
+    }
+    return record.model_copy(
+        update={"config": config.model_copy(update=changes), "run_id": run_id or record.run_id}
+    )
+
+
+def spread_row(num_tokens, speed, verdict):
+    return row(num_tokens, speed, verdict, kind="spread", fewest_tokens=num_tokens // 2)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +134,86 @@ def test_one_rank_says_that_there_is_nothing_to_hide_and_claims_no_break_even():
     assert f"no bare steps: {note}" in text
     for words in ("hidden share", "exposed", "plain bare"):
         assert words not in text.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "finding"),
+    [
+        ([(64, 0.8, NO), (128, 1.1, YES), (256, 1.2, YES)],
+         "pays from 128 tokens a rank, fall-back/spread x1.10 [1.09, 1.11]; measured 64 to 256"),
+        ([(64, 0.7, NO), (128, 0.8, NO)],
+         "pays from no size on up to 128 tokens a rank; the best is 128 tokens, fall-back/spread "
+         "x0.80 [0.79, 0.81]; measured 64 to 128"),
+        ([(64, 1.1, YES), (128, 0.8, NO)],
+         "pays from no size on up to 128 tokens a rank: it pays at 64 but not up to the largest; "
+         "measured 64 to 128"),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_spreading_has_a_finding_of_its_own(rows, finding):
+    record = run_with([*WINNING, *(spread_row(*one) for one in rows)], spread=True)
+    decode, spread, prefill = worth_lines(record)
+    assert "DBO for decode, all-to-all over 4 ranks: break-even at 64 tokens" in decode
+    if finding is None:
+        assert spread.startswith("spreading few tokens: not measured")
+    else:
+        assert spread == f"spreading few tokens, all-to-all over 4 ranks: {finding}"
+    assert prefill.startswith("DBO for prefill")
+
+
+def test_spreading_is_not_spoken_of_without_the_setting_or_on_one_rank():
+    for record in (run_with(WINNING), run_with(WINNING, spread=True, num_ranks=1)):
+        assert len(worth_lines(record)) == 2
+        shown = "\n".join([*worth_lines(record), worth_table(record).to_text()])
+        assert "spread" not in shown
+        assert "smallest rank" not in shown
+
+
+def test_table_tells_the_smallest_rank_of_spread_rows_and_what_is_compared():
+    record = run_with([*WINNING, spread_row(128, 0.9, NO)], spread=True)
+    text = worth_table(record).to_text()
+    assert "smallest rank" in text.splitlines()[1]
+    assert "spread: all ranks full but the last" in text
+    rows = worth_table(record).records()
+    assert [one["fewest_tokens"] for one in rows] == [None, None, None, 64]
+    assert (rows[3]["kind"], rows[3]["num_tokens"]) == ("spread", 128)
+    kinds = [axes.get_title() for axes in worth_figure(worth_frame(record)).axes[:2]]
+    assert kinds == ["decode", "spread"]
+
+
+def test_rows_of_several_runs_say_whose_they_are_and_by_which_settings():
+    records = [
+        run_with(WINNING, run_id="first", nccl_max_ctas=4, num_ranks=2),
+        run_with(LOSING, run_id="second", exchange="symmetric-memory", nccl_graph_mixing=True),
+        run_with(LOSING, run_id="third", make=tape_dbo_run, num_ranks=2),
+    ]
+    titles = [
+        worth_table(record).title.removeprefix("is DBO worth it here: ") for record in records
+    ]
+    assert titles == [
+        "all-to-all over 2 ranks, at most 4 NCCL CTAs, graph mixing off; run first",
+        "symmetric-memory over 4 ranks, NCCL's own CTAs, graph mixing on; run second",
+        "all-to-all over 2 ranks; run third",
+    ]
+    shown = report_document(records).render(OutputFormat.TEXT, "worth")
+    assert [title in shown for title in titles] == [True] * 3
+    tags = [worth_table(record).records()[0] for record in records]
+    names = ("exchange", "num_ranks", "nccl_max_ctas", "nccl_graph_mixing")
+    assert [tuple(one[name] for name in names) for one in tags] == [
+        ("all-to-all", 2, 4, "off"),
+        ("symmetric-memory", 4, None, "on"),
+        ("all-to-all", 2, None, "off"),
+    ]
+    rows = json.loads(report_document(records).render(OutputFormat.JSON, "worth"))
+    assert [(one["run"], one["num_tokens"]) for one in rows] == [
+        (run, size) for run in ("first", "second", "third") for size in (32, 64, 128)
+    ]
+
+
+def test_run_without_the_comparison_says_so_beside_others():
+    other = cuda_dbo_run()
+    shown = report_document([run_with(WINNING), other]).render(OutputFormat.TEXT, "worth")
+    assert f"not measured; run {other.run_id}" in shown
 
 
 def test_cpu_times_are_labelled_in_the_sentence_the_table_and_the_figure():
