@@ -58,10 +58,10 @@ def spoiled_inputs(
         host[:] = [begin()]
         return host[0]
 
-    def spoil_and_upload(num_rows: int) -> None:
+    def spoil_and_upload(num_rows: int, keep: object = None) -> None:
         for step, key in checked:
             spoil(host[0], step, key)
-        commit(num_rows)
+        commit(num_rows, keep=None if checked else keep)
 
     with ExitStack() as stack:
         stack.enter_context(replaced(runner, "prepare", note_step))

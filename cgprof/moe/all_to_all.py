@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from cgprof.batch.context import Handoff
+from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.collectives import Exchange
 from cgprof.moe.dispatcher import DispatchHandle, Lane
 from cgprof.moe.microbatch_buffers import MicrobatchBuffers
-from cgprof.moe.packing import BlockLayout, bring_home, pack, unpack
+from cgprof.moe.packing import bring_home, pack, unpack
 from cgprof.moe.traffic import RowFormat
 from cgprof.parallel.ep import expert_range
 from cgprof.parallel.groups import Ranks

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from cgprof.moe.packing import BlockLayout
+from cgprof.moe.block_layout import BlockLayout
 
 _COLUMNS = 1024
 _SCAN_ELEMENTS = 2048  # ids that a rank's scan reads at a time

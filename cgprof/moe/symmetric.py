@@ -27,9 +27,10 @@ from dataclasses import dataclass
 import torch
 
 from cgprof.batch.context import Handoff
+from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.dispatcher import DispatchHandle, Lane
 from cgprof.moe.microbatch_buffers import MicrobatchBuffers
-from cgprof.moe.packing import BlockLayout, bring_home, unpack
+from cgprof.moe.packing import bring_home, unpack
 from cgprof.moe.symmetric_memory import Half, Segment
 from cgprof.moe.symmetric_rendezvous import open_peer_memory
 from cgprof.moe.traffic import RowFormat

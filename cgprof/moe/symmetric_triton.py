@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from cgprof.moe.packing import BlockLayout
+from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.symmetric_memory import Half
 
 # Of a kernel that writes, so that compute keeps most of the device: a block for each SM of an H200.

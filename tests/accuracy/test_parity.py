@@ -185,10 +185,10 @@ def test_stream_sees_inputs_of_a_later_step(engine, monkeypatch):
     """One step of many that runs with the inputs of the step before it."""
     upload, count = engine.buffers.commit, {"steps": 0}
 
-    def skip_one(num_rows):
+    def skip_one(num_rows, keep):
         count["steps"] += 1
         if count["steps"] != 20:
-            upload(num_rows)
+            upload(num_rows, keep)
 
     ParityChecker(engine).fill(ParityChecker(engine).filling_for(PLAIN))
     monkeypatch.setattr(engine.buffers, "commit", skip_one)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cgprof.moe.packing import BlockLayout, bring_home_plain, pack_plain, unpack_plain
+from cgprof.moe.block_layout import BlockLayout
+from cgprof.moe.packing import bring_home_plain, pack_plain, unpack_plain
 from cgprof.moe.symmetric_memory import PeerMemory, Segment
 from cgprof.moe.traffic import RowFormat
 

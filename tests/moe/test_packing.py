@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from cgprof.moe.packing import BlockLayout, bring_home_plain, pack_plain, unpack_plain
+from cgprof.moe.block_layout import BlockLayout
+from cgprof.moe.packing import bring_home_plain, pack_plain, unpack_plain
 from cgprof.moe.traffic import RowFormat
 from tests.support.models import RefuseHostReads
 from tests.support.triton_cpu import compile_for_hopper, run_interpreted
