@@ -24,6 +24,8 @@ def _read_size(value: object) -> object:
 
 Size = Annotated[int, Field(gt=0), BeforeValidator(_read_size)]  # also text such as "0.5GiB"
 
+_A_DAY_S = 86_400.0  # libraries take no times much longer
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -66,8 +68,8 @@ class ParallelConfig(_Part):
     nccl_graph_mixing: bool = False  # several graphs and eager calls may share a communicator
     comm_stream_priority: Annotated[int, Field(ge=-5, le=0)] = 0
     nccl_max_ctas: Positive | None = None
-    replay_timeout_s: Annotated[float, Field(gt=0)] = 15
-    startup_timeout_s: Annotated[float, Field(gt=0)] = 600
+    replay_timeout_s: Annotated[float, Field(gt=0, le=_A_DAY_S)] = 15
+    startup_timeout_s: Annotated[float, Field(gt=0, le=_A_DAY_S)] = 600
 
 
 class Limits(_Part):
@@ -100,7 +102,7 @@ class MicrobatchConfig(_Part):
     prefill_token_threshold: int = 512
     twins: TwinPolicy = TwinPolicy.BOTH
     spread_real_tokens: bool = False  # lay few decode rows over all microbatches of a twin
-    timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    timeout_s: Annotated[float, Field(gt=0, le=_A_DAY_S)] = 60.0
     worth: bool = False  # time steps plain and split, with and without their exchange
 
 

@@ -79,6 +79,8 @@ class Settings:
                     )
                 node = child
             if isinstance(node.get(leaf), dict):
+                if value == {}:
+                    continue
                 raise self.error(path, f"{value!r} is given where a table of settings belongs")
             node[leaf] = value
         return tree
@@ -164,7 +166,7 @@ def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def _leaves(layer: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in layer.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value

@@ -74,7 +74,7 @@ def spread_cases(
 
     All ranks are full but the last, which has the most tokens that leave its last microbatch
     empty. Both decisions are those of the ranks' votes; a size at which spreading changes nothing
-    is left out. Nothing on one rank, or where nothing is spread.
+    is left out. Nothing where nothing is spread, and on one rank the reason alone.
 
     Args:
         decodes: The full decode steps.
@@ -82,8 +82,12 @@ def spread_cases(
         config: The run's.
         num_ranks: Ranks that decide together.
     """
-    if num_ranks == 1 or not config.microbatch.spread_real_tokens:
+    if not config.microbatch.spread_real_tokens:
         return [], []
+    if num_ranks == 1:
+        return [], [
+            "spreading: it keeps a twin for a rank with fewer tokens than others, and this is one"
+        ]
     on = config.microbatch
     off = on.model_copy(update={"spread_real_tokens": False})
     cases, left_out = [], []

@@ -247,7 +247,7 @@ def read_run(path: Path) -> RunRecord:
     if type(version) is not int or version not in READABLE_VERSIONS:
         raise RecordError(
             summary,
-            f"has schema version {version}, this cgprof reads "
+            f"has schema version {version!r}, this cgprof reads "
             f"{', '.join(map(str, READABLE_VERSIONS))}; "
             "read it with the version that wrote it",
         )

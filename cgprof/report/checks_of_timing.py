@@ -83,9 +83,9 @@ def slow_host(run: RunRecord) -> Iterator[Finding]:
                     "launch_ns": launches.get(worst),
                 },
                 threshold=_SLOW,
-                way_out="the host, not the graph, is why launch, prepare and finish of these keys "
-                "read high: its cores are shared or change their clock; compare keys of "
-                "equal pace (--table stages), or run again on a quiet host",
+                way_out="launch, prepare and finish of these keys may read high for the host's "
+                "sake, whose cores are shared or change their clock: compare keys of equal pace "
+                "(host loop in --table stages), or run again on a quiet host",
                 rank=rank.rank,
             )
 

@@ -152,7 +152,8 @@ def _report_tables(record: RunRecord) -> list[Table]:
     for rank in record.ranks or (RankRecord(),):
         tags = {**run, "rank": rank.rank}
         of_rank = (*_details(rank), *_measured(record, rank), remarks_table(rank))
-        tables += [replace(table, tags=tags) for table in of_rank]
+        whose = f", rank {rank.rank}" if len(record.ranks) > 1 else ""
+        tables += [replace(table, tags=tags, title=table.title + whose) for table in of_rank]
     of_run = [
         findings_table(record),
         estimates_table(record),

@@ -1,7 +1,9 @@
 import pytest
 
 from cgprof.config.flags import FLAGS, spell
+from cgprof.config.load import load_run
 from cgprof.config.settings import known_settings, nearest_setting, parse_assignment
+from cgprof.errors import ConfigError
 
 
 def test_every_flag_sets_a_known_setting():
@@ -35,3 +37,17 @@ def test_assignment_reads_toml_or_a_bare_word(text, value):
 def test_nearest_setting_looks_at_the_last_word():
     assert nearest_setting("limits.block_sizes") == "limits.block_size"
     assert nearest_setting("zzz") is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("measure.pin_host", "{}"),
+        ("microbatch.timeout_s", "1e30"),
+        ("parallel.startup_timeout_s", "1e300"),
+        ("parallel.replay_timeout_s", "86401"),
+    ],
+)
+def test_tables_in_place_of_values_and_endless_times_are_refused(setting, value):
+    with pytest.raises(ConfigError, match=setting.replace(".", r"\.")):
+        load_run(None, "tiny-moe", {}, [f"{setting}={value}"])

@@ -131,6 +131,8 @@ def test_twins_of_any_lengths_are_never_spread():
     assert "(empty-microbatch) with spreading and without" in left_out[0]
 
 
-def test_nothing_is_spread_on_one_rank_or_with_the_setting_off():
-    assert spreads(both(64), num_ranks=1) == ([], [])
+def test_nothing_is_spread_on_one_rank_which_says_so_or_with_the_setting_off():
+    cases, (why,) = spreads(both(64), num_ranks=1)
+    assert not cases
+    assert why.startswith("spreading: ")
     assert spreads(both(64), spread_real_tokens=False) == ([], [])
