@@ -136,9 +136,7 @@ class Job:
             self._look_inside()
         finally:
             self._cpu.release()
-        worth = self.record.worth
-        if worth is not None and worth.process_id == os.getpid():
-            self._update(worth=with_expert_times(self._engine, worth))
+        self._trace_experts()
         counted = count_outside(self._engine, self._graphs)
         self._graphs = [self._with_replays(graph) for graph in counted]
         self._others = gathered(self._engine, self._rank_record(with_decisions=True))
@@ -238,6 +236,15 @@ class Job:
             return
         self._update(worth=worth)
         self.save("partial")
+
+    def _trace_experts(self) -> None:
+        worth = self.record.worth
+        if worth is None or worth.process_id != os.getpid():
+            return
+        try:
+            self._update(worth=with_expert_times(self._engine, worth))
+        except CgprofError as error:
+            self._fail_alone("expert matmuls", error)
 
     def check_parity(self, keys: Collection[GraphKey] | None = None) -> None:
         """Compares every captured key, or these, with eager and with the reference."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cgprof.moe.backends import row_format
 from cgprof.moe.traffic import bytes_moved, bytes_needed
-from cgprof.parallel.ep import expert_range
+from cgprof.parallel.ep import expert_starts
 from cgprof.shapes import GraphKey
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def exchange_traffic(engine: Engine, key: GraphKey, step: Step) -> Traffic:
         row_format(engine.model_config, engine.dtype),
     )
     routings = engine.routings(step).tolist()
-    starts = [expert_range(model.num_experts, ranks.size, p).start for p in range(ranks.size)]
-    starts.append(model.num_experts)
+    starts = expert_starts(model.num_experts, ranks.size)
     backend, capacity = parallel.all2all_backend, parallel.dispatch_capacity
     moved = [
         bytes_moved(backend, tokens, ranks.size, row, capacity) for tokens in microbatch_tokens(key)

@@ -12,16 +12,11 @@ from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.collectives import Exchange
 from cgprof.moe.dispatcher import DispatchHandle, Lane
 from cgprof.moe.microbatch_buffers import MicrobatchBuffers
-from cgprof.moe.packing import bring_home, pack, unpack
+from cgprof.moe.packing import bring_home, pack
+from cgprof.moe.sent_blocks import SentBlocks, sent_blocks
 from cgprof.moe.traffic import RowFormat
-from cgprof.parallel.ep import expert_range
+from cgprof.parallel.ep import expert_range, expert_starts
 from cgprof.parallel.groups import Ranks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sent(DispatchHandle):
-    places: torch.Tensor  # [P, T] i32, each token's row in a rank's block, -1 for none
-    layout: BlockLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +61,8 @@ class AllToAllDispatcher:
         self._row = row
         self._limit = capacity
         self._own = expert_range(num_experts, ranks.size, ranks.rank)
-        starts = [expert_range(num_experts, ranks.size, rank).start for rank in range(ranks.size)]
-        self._starts = torch.tensor([*starts, num_experts], dtype=torch.int32, device=ranks.device)
+        starts = expert_starts(num_experts, ranks.size)
+        self._starts = torch.tensor(starts, dtype=torch.int32, device=ranks.device)
         self._dropped = torch.zeros(1, dtype=torch.int64, device=ranks.device)
 
         def allocate(num_tokens: int) -> _Buffers:
@@ -107,15 +102,7 @@ class AllToAllDispatcher:
         )
         exchange = Exchange(self._ranks, self.lane, self.exchanging)
         handoff.communicate(lambda: exchange.all_to_all(received, sent), meanwhile)
-        local_ids, local_weights = unpack(received, self._own, layout)
-        return _Sent(
-            hidden=received,
-            expert_ids=local_ids,
-            weights=local_weights,
-            capacity=layout.capacity,
-            places=places,
-            layout=layout,
-        )
+        return sent_blocks(received, self._own, places, layout)
 
     def combine(
         self,
@@ -125,7 +112,7 @@ class AllToAllDispatcher:
         meanwhile: Callable[[], None] | None = None,
     ) -> torch.Tensor:
         """Returns the blocks to where they came from and adds up each token's rows."""
-        assert isinstance(handle, _Sent)  # from this dispatcher's own dispatch
+        assert isinstance(handle, SentBlocks)  # from this dispatcher's own dispatch
         buffers = self._buffers.of(handoff, handle.places.shape[1])
         returned = buffers.returned[: handle.layout.rows]
         exchange = Exchange(self._ranks, self.lane, self.exchanging)

@@ -113,7 +113,9 @@ def _without_atomics(device: torch.device, peers: Sequence[int]) -> str | None:
     attribute = runtime.cudaDeviceP2PAttr.cudaDevP2PAttrNativeAtomicSupported
     for peer in peers:
         error, has_atomics = runtime.cudaDeviceGetP2PAttribute(attribute, device.index, peer)
-        if not error and not has_atomics:
+        if error:
+            return f"GPU {device.index} could not be asked about GPU {peer}: {error.name}"
+        if not has_atomics:
             return f"GPU {device.index} has no atomics on the memory of GPU {peer}"
     return None
 

@@ -18,3 +18,12 @@ def expert_range(num_experts: int, size: int, rank: int) -> range:
             f"use at most {num_experts} ranks",
         )
     return range(num_experts * rank // size, num_experts * (rank + 1) // size)
+
+
+def expert_starts(num_experts: int, size: int) -> list[int]:
+    """Returns [P + 1]: rank p has experts starts[p] .. starts[p + 1] - 1.
+
+    Raises:
+        ConfigError: There are more ranks than experts.
+    """
+    return [*(expert_range(num_experts, size, rank).start for rank in range(size)), num_experts]

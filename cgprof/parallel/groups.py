@@ -204,7 +204,9 @@ def _start_communicators(ranks: Ranks, backend: All2AllBackend) -> None:
             else:
                 dist.all_to_all_single(torch.empty_like(all_of_them), all_of_them, group=group)
         torch.cuda.synchronize(ranks.device)
-        ranks.communicator_bytes[name] = max(0, _held_outside_allocator(ranks.device) - before)
+        grown = _held_outside_allocator(ranks.device) - before
+        if grown >= 0:  # else another process gave memory back meanwhile, and it is not known
+            ranks.communicator_bytes[name] = grown
     torch.cuda.empty_cache()
 
 
