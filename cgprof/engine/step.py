@@ -6,9 +6,9 @@ The engine holds no profiling code: `measure` puts its clock between the calls.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,7 +30,8 @@ from cgprof.microbatch.runner import MicrobatchRunner
 from cgprof.microbatch.split import Microbatch, slice_context
 from cgprof.microbatch.spread import layout
 from cgprof.models.decoder import Decoder
-from cgprof.moe.dispatcher import TokenDispatcher
+from cgprof.moe.dispatcher import Lane, TokenDispatcher
+from cgprof.moe.kept_routing import KeptRouting
 from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision, StepVote
 
 
@@ -48,14 +49,14 @@ class StepMemory:
 class Splitting:
     """How steps are split, and how transfers run.
 
-    Without `exchanging` steps leave out the exchange: for timing only, results are wrong.
+    Steps of a key with `kept` routing leave out the exchange: for timing only, results are wrong.
     """
 
     config: MicrobatchConfig
     microbatches: MicrobatchRunner | None
     enter: Callable[[int], AbstractContextManager[None]]
     handoff: Handoff  # of whole steps
-    exchanging: bool = True
+    kept: Mapping[GraphKey, KeptRouting] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ class StepRunner:
         self._limits = limits
         self._config = splitting.config
         self._dispatcher = dispatcher
-        self._exchanging = splitting.exchanging
+        self._kept = splitting.kept
         self._peers = peers
         self._num_ranks = 1 if peers is None else peers.size
         self._votes: dict[BatchShape, StepVote] = {}
@@ -184,7 +185,7 @@ class StepRunner:
         if prepared.graph is not None:
             output = self._graphs.replay(prepared.graph)
         else:
-            self._dispatcher.lane, self._dispatcher.exchanging = "eager", self._exchanging
+            self._begin_pass("eager", prepared.decision.key)
             self._forward(prepared.contexts, prepared.token_slices)()
             output = self._output[: prepared.decision.key.num_tokens]
         if count:
@@ -212,12 +213,19 @@ class StepRunner:
         """Returns what a capture calls: it writes a batch of padding and hands out the pass."""
 
         def make_forward() -> Callable[[], None]:
-            self._dispatcher.lane, self._dispatcher.exchanging = "captured", self._exchanging
+            self._begin_pass("captured", key)
             parts = self.inputs.write(IDLE_STEP, key, CLEAN).microbatches
             contexts = self._contexts(key, IDLE_STEP.shape, parts, None)
             return self._forward(contexts, tuple(m.token_slice for m in parts))
 
         return make_forward
+
+    def _begin_pass(self, lane: Lane, key: GraphKey) -> None:
+        """Tells the exchange which communicator carries the pass, and whether it takes place."""
+        kept = self._kept.get(key)
+        if kept is not None:
+            kept.begin_pass()
+        self._dispatcher.lane, self._dispatcher.kept = lane, kept
 
     def _scores(self, prepared: PreparedStep, hidden: torch.Tensor) -> torch.Tensor:
         """The same [R, V] in the model's dtype."""

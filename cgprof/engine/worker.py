@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -36,6 +36,7 @@ from cgprof.microbatch.runner import MicrobatchRunner, StreamHandoff
 from cgprof.models.decoder import Decoder
 from cgprof.models.zoo import build_model, weight_bytes
 from cgprof.moe.backends import make_dispatcher
+from cgprof.moe.kept_routing import KeptRouting
 from cgprof.parallel.ep import expert_range
 from cgprof.parallel.groups import Ranks
 from cgprof.shapes import DecisionReason, GraphKey, StepDecision
@@ -43,10 +44,14 @@ from cgprof.shapes import DecisionReason, GraphKey, StepDecision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BareSteps:
-    """A second runner and its own graphs, over the same requests and buffers."""
+    """A second runner and its own graphs, over the same requests and buffers.
+
+    `kept` is what each key's experts are told; a key without it cannot leave its exchange out.
+    """
 
     runner: StepRunner
     graphs: GraphManager
+    kept: dict[GraphKey, KeptRouting]
 
 
 class Engine:
@@ -95,6 +100,20 @@ class Engine:
         with self._patient(key):
             return self.graphs.capture(key, self.runner.capture_factory(key), mark=mark)
 
+    def keep_routing(self, steps: BareSteps, step: Step, decision: StepDecision) -> None:
+        """Runs the step eager with its exchange and keeps what its experts are told.
+
+        Later steps of that key without exchange are told the same. Ranks call it together.
+        """
+        kept = KeptRouting()
+        eager = replace(decision, key=decision.key.as_eager())
+        steps.kept[eager.key] = kept
+        prepared = steps.runner.prepare(step, eager)
+        steps.runner.finish(prepared, steps.runner.launch(prepared, count=False)).wait()
+        kept.complete = True
+        del steps.kept[eager.key]
+        steps.kept[decision.key] = kept
+
     def capture_bare(self, steps: BareSteps, key: GraphKey) -> None:
         """Captures one key without its exchange, beside the graph that has it."""
         with self._patient(key):
@@ -121,11 +140,12 @@ class Engine:
         """
         graphs = self._new_graphs()
         try:
-            yield BareSteps(runner=self._new_runner(graphs, exchanging=False), graphs=graphs)
+            kept: dict[GraphKey, KeptRouting] = {}
+            yield BareSteps(runner=self._new_runner(graphs, kept), graphs=graphs, kept=kept)
         finally:
             self.synchronize()
             graphs.free()
-            self._dispatcher.exchanging = True
+            self._dispatcher.kept = None
             self.live.clear()
 
     def routings(self, step: Step) -> torch.Tensor:
@@ -263,7 +283,9 @@ class Engine:
             on_failure=self.microbatches.abort if self.microbatches else _nothing,
         )
 
-    def _new_runner(self, graphs: GraphManager, *, exchanging: bool = True) -> StepRunner:
+    def _new_runner(
+        self, graphs: GraphManager, kept: Mapping[GraphKey, KeptRouting] | None = None
+    ) -> StepRunner:
         return StepRunner(
             model=self.model,
             memory=StepMemory(
@@ -278,7 +300,7 @@ class Engine:
                 microbatches=self.microbatches,
                 enter=self.recorder.enter,
                 handoff=self._plain_handoff(),
-                exchanging=exchanging,
+                kept={} if kept is None else kept,
             ),
             limits=self.config.limits,
             dispatcher=self._dispatcher,

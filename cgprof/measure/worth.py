@@ -85,13 +85,16 @@ def _is_alone(engine: Engine) -> bool:
 
 
 def _samples(engine: Engine, case: WorthCase, clock: Clock) -> StepSamples:
+    step = _live_step(engine, case)
     if _is_alone(engine):
-        return _timed(engine, case, clock, None, _ONE_RANK)
+        return _timed(engine, case, step, clock, None, _ONE_RANK)
     if engine.config.parallel.all2all_backend is All2AllBackend.EXACT:
-        return _timed(engine, case, clock, None, _EXACT)
+        return _timed(engine, case, step, clock, None, _EXACT)
     with engine.without_exchange() as bare:
+        for decision in _decisions(engine, case):
+            engine.keep_routing(bare, step, decision)
         problem = _capture_bare(engine, bare, case)
-        return _timed(engine, case, clock, None if problem else bare, problem)
+        return _timed(engine, case, step, clock, None if problem else bare, problem)
 
 
 def _capture_bare(engine: Engine, bare: BareSteps, case: WorthCase) -> str:
@@ -109,10 +112,14 @@ def _capture_bare(engine: Engine, bare: BareSteps, case: WorthCase) -> str:
 
 
 def _timed(
-    engine: Engine, case: WorthCase, clock: Clock, bare: BareSteps | None, note: str
+    engine: Engine,
+    case: WorthCase,
+    step: Step,
+    clock: Clock,
+    bare: BareSteps | None,
+    note: str,
 ) -> StepSamples:
-    """Takes turns: a bare step finds in the buffers what the same step's exchange just brought."""
-    step = _live_step(engine, case)
+    """Takes turns; the experts of a bare step are told what the same step's exchange brought."""
     turns = []
     for decision in _decisions(engine, case):
         turns.append(Turn(step=step, decision=decision))

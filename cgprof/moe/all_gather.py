@@ -11,6 +11,7 @@ from cgprof.batch.context import Handoff
 from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.collectives import Exchange
 from cgprof.moe.dispatcher import DispatchHandle, Lane
+from cgprof.moe.kept_routing import KeptRouting, is_exchanging, routed
 from cgprof.moe.microbatch_buffers import MicrobatchBuffers
 from cgprof.moe.packing import unpack
 from cgprof.moe.traffic import RowFormat
@@ -44,7 +45,7 @@ class AllGatherDispatcher:
     ) -> None:
         """Allocates the buffers; arguments as of `AllToAllDispatcher`."""
         self.lane: Lane = "eager"
-        self.exchanging = True
+        self.kept: KeptRouting | None = None
         self._ranks = ranks
         self._row = row
         self._own = expert_range(num_experts, ranks.size, ranks.rank)
@@ -81,9 +82,10 @@ class AllGatherDispatcher:
         ids, bits = block.routing(sent)[0].split(self._row.top_k, dim=1)
         ids.copy_(expert_ids)
         bits.copy_(weights.view(torch.int32))
-        exchange = Exchange(self._ranks, self.lane, self.exchanging)
+        exchange = Exchange(self._ranks, self.lane, is_exchanging(self.kept))
         handoff.communicate(lambda: exchange.all_gather(received, sent), meanwhile)
-        local_ids, local_weights = unpack(received, self._own, layout)
+        routing = unpack(received, self._own, layout)
+        local_ids, local_weights = routed(self.kept, handoff, routing)
         return DispatchHandle(
             hidden=received, expert_ids=local_ids, weights=local_weights, capacity=num_tokens
         )
@@ -98,7 +100,7 @@ class AllGatherDispatcher:
         """Adds up all ranks' sums of this rank's tokens."""
         rows = self._row.block_rows(handle.capacity)
         summed = expert_out.new_empty(rows, expert_out.shape[1])
-        exchange = Exchange(self._ranks, self.lane, self.exchanging)
+        exchange = Exchange(self._ranks, self.lane, is_exchanging(self.kept))
         handoff.communicate(lambda: exchange.reduce_scatter(summed, expert_out), meanwhile)
         return summed[: handle.capacity]
 

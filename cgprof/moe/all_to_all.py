@@ -11,8 +11,9 @@ from cgprof.batch.context import Handoff
 from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.collectives import Exchange
 from cgprof.moe.dispatcher import DispatchHandle, Lane
+from cgprof.moe.kept_routing import KeptRouting, is_exchanging, routed
 from cgprof.moe.microbatch_buffers import MicrobatchBuffers
-from cgprof.moe.packing import bring_home, pack
+from cgprof.moe.packing import bring_home, pack, unpack
 from cgprof.moe.sent_blocks import SentBlocks, sent_blocks
 from cgprof.moe.traffic import RowFormat
 from cgprof.parallel.ep import expert_range, expert_starts
@@ -56,7 +57,7 @@ class AllToAllDispatcher:
             capacity: The most tokens that go to one rank; None: all. Others are dropped.
         """
         self.lane: Lane = "eager"
-        self.exchanging = True
+        self.kept: KeptRouting | None = None
         self._ranks = ranks
         self._row = row
         self._limit = capacity
@@ -100,9 +101,10 @@ class AllToAllDispatcher:
             self._dropped,
             layout,
         )
-        exchange = Exchange(self._ranks, self.lane, self.exchanging)
+        exchange = Exchange(self._ranks, self.lane, is_exchanging(self.kept))
         handoff.communicate(lambda: exchange.all_to_all(received, sent), meanwhile)
-        return sent_blocks(received, self._own, places, layout)
+        routing = routed(self.kept, handoff, unpack(received, self._own, layout))
+        return sent_blocks(received, routing, places, layout)
 
     def combine(
         self,
@@ -115,7 +117,7 @@ class AllToAllDispatcher:
         assert isinstance(handle, SentBlocks)  # from this dispatcher's own dispatch
         buffers = self._buffers.of(handoff, handle.places.shape[1])
         returned = buffers.returned[: handle.layout.rows]
-        exchange = Exchange(self._ranks, self.lane, self.exchanging)
+        exchange = Exchange(self._ranks, self.lane, is_exchanging(self.kept))
         handoff.communicate(lambda: exchange.all_to_all(returned, expert_out), meanwhile)
         return bring_home(returned, handle.places, handle.layout)
 

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 import torch
 
 from cgprof.batch.context import Handoff
+from cgprof.moe.kept_routing import KeptRouting
 
 Lane = Literal["captured", "eager"]
 
@@ -27,13 +28,13 @@ class TokenDispatcher(Protocol):
     """The expert exchange. Static shapes, no host sync, buffers of its own a microbatch.
 
     All ranks call it in the same order with the same T. `lane` says which of the two communicators
-    carries its collectives; the engine sets it before a step, alike on all ranks. Without
-    `exchanging` collectives are left out and all else stays: for timing only. Buffers then keep
-    what the last exchange of as many tokens brought, so that experts have as much to do.
+    carries its collectives; the engine sets it before a step, alike on all ranks. Once `kept` is
+    complete collectives are left out, experts are told what it holds, and all else stays: for
+    timing only.
     """
 
     lane: Lane
-    exchanging: bool
+    kept: KeptRouting | None
 
     def dispatch(
         self,
@@ -71,7 +72,7 @@ class LocalDispatcher:
 
     def __init__(self, *, loopback: bool) -> None:
         self.lane: Lane = "eager"
-        self.exchanging = True
+        self.kept: KeptRouting | None = None  # one rank exchanges nothing that could be left out
         self._loopback = loopback
 
     def dispatch(
@@ -112,7 +113,7 @@ class LocalDispatcher:
         handoff: Handoff,
         meanwhile: Callable[[], None] | None,
     ) -> tuple[torch.Tensor, ...]:
-        if not self._loopback or not self.exchanging:
+        if not self._loopback:
             if meanwhile is not None:
                 meanwhile()
             return sent

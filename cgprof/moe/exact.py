@@ -11,6 +11,7 @@ from cgprof.batch.context import Handoff
 from cgprof.errors import RecordingError
 from cgprof.moe.collectives import Exchange
 from cgprof.moe.dispatcher import DispatchHandle, Lane
+from cgprof.moe.kept_routing import KeptRouting
 from cgprof.parallel.ep import expert_range
 from cgprof.parallel.groups import Ranks
 
@@ -30,7 +31,7 @@ class ExactDispatcher:
 
     def __init__(self, ranks: Ranks, *, num_experts: int) -> None:
         self.lane: Lane = "eager"
-        self.exchanging = True  # always: the sizes of its rows are exchanged as well
+        self.kept: KeptRouting | None = None  # unused: the sizes of its rows are exchanged as well
         self._ranks = ranks
         self._ranges = [expert_range(num_experts, ranks.size, p) for p in range(ranks.size)]
 

@@ -41,7 +41,9 @@ def pack(
     return pack_plain(hidden, expert_ids, weights, starts, blocks, dropped, layout)
 
 
-def unpack(blocks: torch.Tensor, own: range, layout: BlockLayout) -> tuple[torch.Tensor, ...]:
+def unpack(
+    blocks: torch.Tensor, own: range, layout: BlockLayout
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns local expert ids [rows, K] i32, -1 where not in `own`, and weights [rows, K] f32.
 
     Args:
@@ -101,7 +103,9 @@ def pack_plain(
     return places.to(torch.int32)
 
 
-def unpack_plain(blocks: torch.Tensor, own: range, layout: BlockLayout) -> tuple[torch.Tensor, ...]:
+def unpack_plain(
+    blocks: torch.Tensor, own: range, layout: BlockLayout
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The unpacking of `unpack` in plain torch."""
     top_k = layout.row.top_k
     shape = (layout.num_ranks, layout.block_rows, top_k)

@@ -8,7 +8,7 @@ import torch
 
 from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.dispatcher import DispatchHandle
-from cgprof.moe.packing import unpack
+from cgprof.moe.kept_routing import Routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,10 @@ class SentBlocks(DispatchHandle):
 
 
 def sent_blocks(
-    received: torch.Tensor, own: range, places: torch.Tensor, layout: BlockLayout
+    received: torch.Tensor, routing: Routing, places: torch.Tensor, layout: BlockLayout
 ) -> SentBlocks:
-    """Returns the handle of blocks that came [rows, D]; `own` are this rank's experts."""
-    expert_ids, weights = unpack(received, own, layout)
+    """Returns the handle of blocks that came [rows, D], with local ids and weights [rows, K]."""
+    expert_ids, weights = routing
     return SentBlocks(
         hidden=received,
         expert_ids=expert_ids,

@@ -29,8 +29,9 @@ import torch
 from cgprof.batch.context import Handoff
 from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.dispatcher import DispatchHandle, Lane
+from cgprof.moe.kept_routing import KeptRouting, is_exchanging, routed
 from cgprof.moe.microbatch_buffers import MicrobatchBuffers
-from cgprof.moe.packing import bring_home
+from cgprof.moe.packing import bring_home, unpack
 from cgprof.moe.sent_blocks import SentBlocks, sent_blocks
 from cgprof.moe.symmetric_memory import Half, Segment
 from cgprof.moe.symmetric_rendezvous import open_peer_memory
@@ -73,7 +74,7 @@ class SymmetricDispatcher:
             RankError: A rank did not answer.
         """
         self.lane: Lane = "eager"
-        self.exchanging = True
+        self.kept: KeptRouting | None = None
         self._rank, self._num_ranks = ranks.rank, ranks.size
         self._row = row
         self._limit = capacity
@@ -121,9 +122,10 @@ class SymmetricDispatcher:
             send_tokens(hidden, places, tails, buffers.tokens, self._rank, layout)
             wait_for_peers(buffers.tokens)
 
-        handoff.communicate(exchange if self.exchanging else _nothing, meanwhile)
+        handoff.communicate(exchange if is_exchanging(self.kept) else _nothing, meanwhile)
         received = buffers.tokens.blocks[: layout.rows]
-        return sent_blocks(received, self._own, places, layout)
+        routing = routed(self.kept, handoff, unpack(received, self._own, layout))
+        return sent_blocks(received, routing, places, layout)
 
     def combine(
         self,
@@ -142,7 +144,7 @@ class SymmetricDispatcher:
             return_sums(expert_out, handle.expert_ids, sums, self._rank, handle.layout)
             wait_for_peers(sums)
 
-        handoff.communicate(exchange if self.exchanging else _nothing, meanwhile)
+        handoff.communicate(exchange if is_exchanging(self.kept) else _nothing, meanwhile)
         return bring_home(sums.blocks[: handle.layout.rows], handle.places, handle.layout)
 
     def dropped_rows(self) -> int:

@@ -247,9 +247,9 @@ def _measured(record: RunRecord, worth: WorthRecord) -> list[str]:
         )
     if any(row.plain_bare for row in worth.rows):
         lines.append(
-            "bare: the same without its collectives, all else unchanged, experts fed what the "
-            "exchange last brought; exchange = plain - plain bare, exposed = split - split bare, "
-            "hidden share = 1 - exposed / exchange, with its 95 % interval"
+            "bare: the same without its collectives, all else unchanged, each layer's experts told "
+            "what its exchange brought before; exchange = plain - plain bare, exposed = split - "
+            "split bare, hidden share = 1 - exposed / exchange, with its 95 % interval"
         )
     if any(row.experts_plain_ns is not None for row in worth.rows):
         lines.append(

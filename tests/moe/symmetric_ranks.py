@@ -13,6 +13,7 @@ from cgprof.errors import CgprofError
 from cgprof.graphs.cuda import CudaRecorder
 from cgprof.microbatch.runner import MicrobatchRunner, StreamHandoff
 from cgprof.moe.backends import make_dispatcher
+from cgprof.moe.kept_routing import KeptRouting
 from cgprof.parallel.ep import expert_range
 from tests.moe.one_sided import experts
 from tests.support.builders import tiny_model
@@ -160,11 +161,13 @@ def bare_step(ranks, shape):
     ours = make(ranks, BOTH[0], shape)
     inputs = make_inputs(ranks, shape, shape.max_tokens)
     fill(ranks, inputs, 0)
-    found = []
-    for exchanging in (True, False, False, True):
-        ours.exchanging = exchanging
+    found, kept = [], KeptRouting()
+    for complete in (False, True, True, None):
+        ours.kept = None if complete is None else kept
+        kept.complete = bool(complete)
+        kept.begin_pass()
         # Without exchange only one rank takes a step: it must wait for nobody.
-        if exchanging or ranks.rank == 0:
+        if not complete or ranks.rank == 0:
             found.append(layers(ranks, ours, inputs, PlainHandoff(), count=1))
         torch.cuda.synchronize()
     return torch.equal(found[0], found[-1])

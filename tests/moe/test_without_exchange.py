@@ -1,4 +1,4 @@
-"""An exchange that is left out for timing: no collective, the same shapes, the same work."""
+"""An exchange that is left out for timing: no collective, and each layer has its own work."""
 
 import pytest
 import torch
@@ -6,11 +6,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cgprof.batch.context import PlainHandoff
 from cgprof.config.schema import All2AllBackend
-from cgprof.moe.dispatcher import LocalDispatcher
+from cgprof.errors import ReplayError
+from cgprof.moe.kept_routing import KeptRouting
 from tests.moe.exchanges import Case, Layer, expert_sums
 from tests.support.ranks import run_ranks
 
 CASE = Case(loads=(6, 4), num_tokens=6)
+LAYERS = 3
 
 
 class Collectives(TorchDispatchMode):
@@ -21,38 +23,75 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def passes(ranks, backend, case):
-    """With the exchange, without it and with it again: rows, ids, result, collectives."""
-    layer = Layer(ranks, backend, case)
-    found = []
-    for exchanging in (True, False, True):
-        layer.dispatcher.exchanging = exchanging
-        with Collectives() as seen:
-            handle = layer.dispatcher.dispatch(*case.batch(ranks.rank), PlainHandoff())
-            ids = handle.expert_ids.clone()
+def one_pass(ranks, layer, case):
+    """Of each layer, whose tokens have experts of their own: ids, and the result; collectives."""
+    ids, outs = [], []
+    with Collectives() as seen:
+        for number in range(LAYERS):
+            hidden, expert_ids, weights = case.batch(ranks.rank)
+            shifted = torch.where(expert_ids < 0, -1, (expert_ids + number) % case.num_experts)
+            handle = layer.dispatcher.dispatch(hidden, shifted, weights, PlainHandoff())
+            ids.append(handle.expert_ids.clone())
             sums = expert_sums(handle.hidden, handle.expert_ids, handle.weights, *layer.weights)
-            out = layer.dispatcher.combine(handle, sums, PlainHandoff())
-        found.append((handle.hidden.shape, ids, out.clone(), seen.count))
-    return found
+            outs.append(layer.dispatcher.combine(handle, sums, PlainHandoff()).clone())
+    return torch.stack(ids), torch.stack(outs), seen.count
+
+
+def passes(ranks, backend, case):
+    """With the exchange, with it and kept, twice without it, and with it again."""
+    layer = Layer(ranks, backend, case)
+    found = [one_pass(ranks, layer, case)]
+    kept = layer.dispatcher.kept = KeptRouting()
+    for complete in (False, True, True):
+        kept.complete = complete
+        kept.begin_pass()
+        found.append(one_pass(ranks, layer, case))
+    layer.dispatcher.kept = None
+    return [*found, one_pass(ranks, layer, case)]
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     "backend", [All2AllBackend.ALLGATHER_REDUCESCATTER, All2AllBackend.ALL_TO_ALL]
 )
-def test_step_without_exchange_has_the_rows_of_the_one_before_and_no_collective(backend):
-    for real, bare, again in run_ranks(2, passes, backend, CASE):
-        assert (real[3], bare[3], again[3]) == (2, 0, 2)
-        assert real[0] == bare[0]
-        assert torch.equal(real[1], bare[1])  # experts have as much to do
-        assert real[2].shape == bare[2].shape
-        assert bare[2].isfinite().all()
-        assert torch.equal(real[2], again[2])
+def test_each_layer_without_exchange_has_its_own_experts_and_no_collective(backend):
+    for real, kept, bare, bare_again, again in run_ranks(2, passes, backend, CASE):
+        both_ways = 2 * LAYERS
+        assert [one[2] for one in (real, kept, bare, bare_again, again)] == [
+            *(both_ways, both_ways, 0, 0, both_ways)
+        ]
+        assert not torch.equal(real[0][0], real[0][1])  # layers differ
+        for other in (kept, bare, bare_again, again):
+            assert torch.equal(real[0], other[0])
+        assert bare[1].shape == real[1].shape
+        assert bare[1].isfinite().all()
+        for other in (kept, again):
+            assert torch.equal(real[1], other[1])
 
 
-def test_loopback_is_left_out_as_well():
-    dispatcher = LocalDispatcher(loopback=True)
-    hidden, ids, weights = torch.ones(2, 4), torch.zeros(2, 1), torch.ones(2, 1)
-    assert dispatcher.dispatch(hidden, ids, weights, PlainHandoff()).hidden is not hidden
-    dispatcher.exchanging = False
-    assert dispatcher.dispatch(hidden, ids, weights, PlainHandoff()).hidden is hidden
+def test_pass_that_was_not_kept_cannot_leave_its_exchange_out():
+    kept, routing = KeptRouting(), (torch.zeros(4, 2), torch.zeros(4, 2))
+    kept.begin_pass()
+    kept.routed(1, routing)
+    kept.complete = True
+    kept.begin_pass()
+    with pytest.raises(ReplayError, match="no routing was kept"):
+        kept.routed(0, routing)  # another microbatch
+    with pytest.raises(ReplayError, match="no routing was kept"):
+        kept.routed(1, (torch.zeros(3, 2), torch.zeros(3, 2)))
+    kept.begin_pass()
+    assert kept.routed(1, routing)[0].shape == (4, 2)
+    with pytest.raises(ReplayError, match="dispatch 1"):
+        kept.routed(1, routing)
+
+
+def test_pass_that_is_kept_anew_forgets_the_one_before():
+    kept, routing = KeptRouting(), (torch.zeros(4, 2), torch.zeros(4, 2))
+    for _ in range(2):
+        kept.begin_pass()
+        kept.routed(0, routing)
+    kept.complete = True
+    kept.begin_pass()
+    kept.routed(0, routing)
+    with pytest.raises(ReplayError):
+        kept.routed(0, routing)
