@@ -26,7 +26,6 @@ from cgprof.measure.capture_times import describe_parts, seconds_by_kind, second
 from cgprof.measure.captures import CapturePoints, capture_keys, memory_totals, stream_names
 from cgprof.measure.clock import Clock, clock_for, timer_floor_ns
 from cgprof.measure.company import agreed, decisions, gathered, own_part, required, vetoes
-from cgprof.measure.host_cpu import host_cpu
 from cgprof.measure.kept import Kept
 from cgprof.measure.launch import recording_overhead_ns
 from cgprof.measure.memory import MemoryReader
@@ -71,7 +70,6 @@ class Job:
         self._kept = tools.kept
         self._started_s = tools.started_s
         self._clock: Clock = clock_for(tools.engine.device)
-        self._cpu = host_cpu(tools.engine, self._clock)
         self._graphs: list[GraphRecord] = []
         self._seconds: dict[str, float] = {}
         self._others: tuple[RankRecord, ...] = ()
@@ -129,13 +127,10 @@ class Job:
 
     def profile(self) -> None:
         """Times every captured key, then all of them in turn, and looks inside."""
-        try:
-            self._time_launches()
-            if self.record.config.microbatch.worth and self.record.worth is None:
-                self._weigh_overlap()
-            self._look_inside()
-        finally:
-            self._cpu.release()
+        self._time_launches()
+        if self.record.config.microbatch.worth and self.record.worth is None:
+            self._weigh_overlap()
+        self._look_inside()
         self._trace_experts()
         counted = count_outside(self._engine, self._graphs)
         self._graphs = [self._with_replays(graph) for graph in counted]
@@ -160,14 +155,12 @@ class Job:
                     self._clock,
                     self._writer.samples,
                     self._nvml,
-                    self._cpu.settle,
                 ),
             )
             self.save("partial")
         ready = [graph for graph in self._graphs if graph.failure is None]
         if not all(graph.round_robin for graph in ready):
             self._progress.say(f"profile {len(ready)} keys in turn")
-            self._cpu.settle()
             self._writer.samples.keep(lambda _, phase: phase != "round-robin")
             self._graphs = profile_round_robin(
                 self._engine, self._graphs, self._clock, self._writer.samples
@@ -183,7 +176,6 @@ class Job:
                 self._clock,
                 self._writer.samples,
                 self._progress,
-                self._cpu,
             ):
                 self._writer.nodes, self._writer.timelines = found.nodes, found.timelines.table
                 self._found |= {

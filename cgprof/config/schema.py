@@ -117,7 +117,6 @@ class MeasureConfig(_Part):
     max_seconds_per_key: Annotated[float, Field(gt=0)] = 1.0
     relative_noise: Annotated[float, Field(gt=0)] = 0.03  # stop when IQR / median falls below
     round_robin_rounds: Annotated[int, Field(ge=0)] = 10
-    pin_host: bool = True  # keep the launching thread on a CPU at full pace; CUDA only
     memory_sample_ms: Annotated[float, Field(gt=0)] | None = None  # a thread reads; rows say so
     replay_samples: Annotated[int, Field(ge=0)] = 30  # of the replay call alone, idle and busy
     launch_model: bool = True  # from synthetic graphs; CUDA only

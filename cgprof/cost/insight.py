@@ -6,7 +6,7 @@ traces, which slows every later launch of the process; what traces every node co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -20,14 +20,12 @@ from cgprof.cost.traced import traced_launches, with_traced
 from cgprof.errors import DeviceError
 from cgprof.graphs.chosen import choose_keys
 from cgprof.measure.clock import Clock
-from cgprof.measure.host_cpu import HostCpu
 from cgprof.measure.progress import Progress
 from cgprof.record.contents import GraphContents
 from cgprof.record.cost import LaunchModel, ReplayCost
 from cgprof.record.graph import GraphRecord
 from cgprof.record.nodes import NodeTable
 from cgprof.record.samples import SampleSink
-from cgprof.shapes import GraphKey
 
 if TYPE_CHECKING:
     from cgprof.engine.worker import Engine
@@ -58,11 +56,10 @@ def look_inside(
     clock: Clock,
     sink: SampleSink,
     progress: Progress,
-    cpu: HostCpu,
 ) -> Iterator[Insight]:
     """Measures and reads every captured key, and yields what is known so far after each part.
 
-    All ranks call it together. What times launches runs on the `cpu`, what traces does not.
+    All ranks call it together.
 
     Raises:
         CgprofError: A replay is refused, another rank is lost, or the driver fails.
@@ -71,23 +68,17 @@ def look_inside(
     costs: dict[str, ReplayCost] = {}
     if config.replay_samples:
         progress.stage("replay call alone", sum(record.failure is None for record in records))
-
-        def begin(key: GraphKey) -> None:
-            progress.step(str(key))
-            cpu.settle()
-
-        costs = replay_costs(engine, records, clock, sink, begin)
+        costs = replay_costs(engine, records, clock, sink, lambda key: progress.step(str(key)))
         yield Insight(replay_costs=costs)
     modelled: tuple[LaunchModel, dict[str, OwnLaunches]] | None = None
     notes: tuple[str, ...] = ()
     if on_device and config.launch_model:
         progress.say("launch model from synthetic graphs")
-        modelled, notes = _launch_model(engine, cpu.settle)
+        modelled, notes = _launch_model(engine)
     model, own = modelled or (None, {})
     costs = with_own(costs, own)
     found = Insight(replay_costs=costs, launch_model=model, notes=notes)
     yield found
-    cpu.release()
     contents, nodes = read_contents(engine, records)
     if model is not None:
         costs = with_predictions(model, costs, records, contents)
@@ -121,7 +112,7 @@ def with_own(
 
 
 def _launch_model(
-    engine: Engine, settle: Callable[[], None]
+    engine: Engine,
 ) -> tuple[tuple[LaunchModel, dict[str, OwnLaunches]] | None, tuple[str, ...]]:
     """The model, with some of the run's graphs timed beside it, or why there is none."""
     keys = () if engine.runner.has_peers else choose_keys(engine.graphs.keys, _BESIDE_MODEL)
@@ -135,6 +126,6 @@ def _launch_model(
     ]
     notes = (_NOT_BESIDE,) if engine.runner.has_peers else ()
     try:
-        return measure_launch_model(engine.device, engine.config.seed, own, settle), notes
+        return measure_launch_model(engine.device, engine.config.seed, own), notes
     except DeviceError as error:
         return None, (f"no launch model: {error}",)

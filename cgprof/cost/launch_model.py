@@ -1,7 +1,8 @@
 """What a launch costs by kinds of node: fitted to synthetic graphs, predicted for others. Pure.
 
 All terms are linear in what they multiply and never negative, so that one non-negative least
-squares finds them together. Errors count relative to a point's time, or large graphs rule. Launches
+squares finds them together. Errors count relative to a point's time, or large graphs rule. Fitted
+are lower quartiles: on a shared host neighbours add time to some launches and take none. Launches
 after a wait scatter far more than those of a host that worked, so that residuals stay apart.
 """
 
@@ -41,8 +42,8 @@ _NUM_RESAMPLES = 400
 _TAILS_PERCENT = (2.5, 97.5)
 _LEAST_RESPONSE = 0.01  # of a fitted time; a resample stays positive
 _ITERATIONS_PER_COLUMN = 30
-# Source: asymptotic error of a median, sqrt(pi / 2) sigma / sqrt(n), with sigma = IQR / 1.349.
-_MEDIAN_ERROR_PER_IQR = 1.2533 / 1.349
+# Source: asymptotic error of a normal's quartile, 1.3626 sigma / sqrt(n), with sigma = IQR / 1.349.
+_QUARTILE_ERROR_PER_IQR = 1.3626 / 1.349
 # A knot counts as reached a little before it: the wait of a spinning device is not exact.
 _REACHED_SHARE = 0.8
 
@@ -88,7 +89,7 @@ def fit(points: Sequence[LaunchPoint], seed: int) -> LaunchModel:
     """Returns the model of these points.
 
     Intervals are 95 % percentile intervals of a bootstrap over the points' relative residuals, to
-    which each median's own sampling error is added.
+    which each quartile's own sampling error is added.
 
     Raises:
         DeviceError: There are not more points than terms, or a time is zero.
@@ -97,7 +98,7 @@ def fit(points: Sequence[LaunchPoint], seed: int) -> LaunchModel:
     """
     columns = _columns(points)
     design = columns.design(points)
-    times = np.array([float(point.median_ns) for point in points])
+    times = np.array([float(point.quiet_ns) for point in points])
     num_points, num_columns = design.shape
     warm = np.array([not point.waited_ns for point in points], bool)
     if num_points <= num_columns or not times.all():
@@ -169,7 +170,7 @@ def _resampled(
         if alike.any():
             drawn[:, alike] = rng.choice(residuals[alike], (_NUM_RESAMPLES, int(alike.sum())))
     errors = np.array(
-        [_MEDIAN_ERROR_PER_IQR * point.iqr_ns / max(point.count, 1) ** 0.5 for point in points]
+        [_QUARTILE_ERROR_PER_IQR * point.iqr_ns / max(point.count, 1) ** 0.5 for point in points]
     )
     noise = rng.standard_normal(drawn.shape) * errors
     times_met: _Floats = np.maximum(fitted * (1 + drawn) + noise, _LEAST_RESPONSE * fitted)

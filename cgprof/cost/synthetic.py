@@ -27,7 +27,7 @@ from cgprof.record.graph import LaunchStats
 from cgprof.record.worth import Estimate
 from cgprof.units import format_ns
 
-_BUDGET_NS = 20_000_000_000  # building and timing; what is not timed by then is left out
+_BUDGET_NS = 30_000_000_000  # building and timing; what is not timed by then is left out
 _PASSES = 3  # over all graphs, so that a burst of noise spoils a part of each series only
 _DEAR_NS = 20_000_000  # a series stops growing when one launch takes so long
 _CALIBRATION_CYCLES = 10_000_000
@@ -60,18 +60,17 @@ def measure_launch_model(
     device: torch.device,
     seed: int,
     own: Sequence[OwnGraph] = (),
-    settle: Callable[[], None] = lambda: None,
 ) -> tuple[LaunchModel, dict[str, OwnLaunches]]:
     """Returns the launch model of a device, and the launches of the run's own graphs by label.
 
-    Takes fifteen to twenty seconds. The device must be idle. A second device that can be reached
-    is used for copies to a peer. `settle` is called before each pass over a graph.
+    Takes twenty to thirty seconds. The device must be idle. A second device that can be reached
+    is used for copies to a peer.
 
     Raises:
         DeviceError: A graph is not what was asked for, a call failed, or too little was measured.
     """
     with graph_builder(device) as builder:
-        timed = time_graphs(builder, specs(with_peer=builder.has_peer), own, settle)
+        timed = time_graphs(builder, specs(with_peer=builder.has_peer), own)
         notes = (*builder.notes, *timed.notes)
     facts = {
         "notes": notes,
@@ -96,7 +95,6 @@ def time_graphs(
     builder: GraphBuilder,
     wanted: Sequence[Spec],
     own: Sequence[OwnGraph] = (),
-    settle: Callable[[], None] = lambda: None,
 ) -> TimedGraphs:
     """Returns the launch times of graphs that take turns.
 
@@ -118,7 +116,6 @@ def time_graphs(
         for _ in range(_PASSES):
             for one in (*(one for _, one in series), *own_series.values()):
                 if clock.read_ns() < deadline_ns:
-                    settle()
                     one.run_pass()
         clock.synchronize()
     everything = {_named(spec): one for spec, one in series} | own_series
@@ -184,6 +181,7 @@ def _point(spec: Spec, series: TimedSeries) -> LaunchPoint:
         kind=spec.kind,
         counts=spec.in_graph,
         median_ns=found.median_ns,
+        p25_ns=found.p25_ns,
         iqr_ns=found.iqr_ns,
         count=found.count,
         waited_ns=series.waited_ns() if spec.busy_ns else 0,

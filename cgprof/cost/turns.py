@@ -29,7 +29,7 @@ from cgprof.stats.quantiles import IntSamples, median
 WORKED_NS = 300_000
 
 _PASS_NS = 120_000_000  # of one graph in one pass, unless that leaves too few rounds
-_LEAST_ROUNDS, _MOST_ROUNDS, _WARMUP_LAUNCHES = 8, 20, 2  # in one pass
+_LEAST_ROUNDS, _MOST_ROUNDS, _WARMUP_LAUNCHES = 12, 20, 2  # in one pass
 
 _PACE_ADDITIONS = 2_000  # 60 us on a fast host
 _LEAST_SHARE_FULL = 0.05  # of all launches: those at the fastest pace, but for stray readings

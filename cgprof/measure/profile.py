@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cgprof.errors import MicrobatchError, ReplayError
@@ -29,28 +29,22 @@ if TYPE_CHECKING:
 _SAMPLES_OF_RANKS = 15
 
 
-def _nothing() -> None:
-    return None
-
-
 def profile_key(
     engine: Engine,
     record: GraphRecord,
     clock: Clock,
     sink: SampleSink,
     nvml: NvmlDevice | None = None,
-    settle: Callable[[], None] = _nothing,
 ) -> GraphRecord:
     """Returns the record with its launch times: eager, the first replay, then hot replays.
 
-    All three run the same requests at the same padding. `settle` is called before the eager steps
-    and before the replays. A record of a failed capture, and one
-    whose replay is refused or whose microbatch raises, comes back with its failure.
+    All three run the same requests at the same padding. A record of a failed capture, and one whose
+    replay is refused or whose microbatch raises, comes back with its failure.
     """
     if record.failure is not None:
         return record
     try:
-        return _profile(engine, record, clock, sink, nvml, settle)
+        return _profile(engine, record, clock, sink, nvml)
     except (ReplayError, MicrobatchError) as error:
         return record.model_copy(update={"failure": str(error)})
 
@@ -105,13 +99,11 @@ def _profile(
     clock: Clock,
     sink: SampleSink,
     nvml: NvmlDevice | None,
-    settle: Callable[[], None],
 ) -> GraphRecord:
     config, key = engine.config.measure, record.key
     step = engine.live_step(key)
     experts_hit = engine.expert_usage(step)
     traffic = exchange_traffic(engine, key, step)
-    settle()
     with sampled(engine):
         eager = sample_steps(
             engine.runner,
@@ -124,7 +116,6 @@ def _profile(
         sink.append(record.label, "eager", eager.columns())
         engine.graphs.poison(key)
         replay = engine.decision_for(key)
-        settle()
         pace_before_ns = host_pace_ns(clock)
         first = sample_steps(engine.runner, step, clock, CountRule(1), decision=replay)
         sink.append(record.label, "first", first.columns())

@@ -69,6 +69,7 @@ def launch_stats(samples: IntSamples, stopped_by: str) -> LaunchStats:
         count=samples.size,
         median_ns=median(samples),
         iqr_ns=interquartile_range(samples),
+        p25_ns=percentile(samples, 25),
         p90_ns=percentile(samples, 90),
         p95_ns=percentile(samples, 95),
         p99_ns=percentile(samples, 99) if samples.size >= MIN_SAMPLES_FOR_P99 else None,

@@ -47,10 +47,16 @@ class LaunchPoint(Record):
     kind: NodeKind  # what the series it belongs to varies
     counts: dict[NodeKind, NonNegative]
     median_ns: NonNegative
+    p25_ns: NonNegative | None = None  # what is fitted; older runs lack it and fit the median
     iqr_ns: NonNegative
     count: NonNegative
     waited_ns: NonNegative = 0  # host waited so long for the device and launched at once
     worked_ns: NonNegative = 0  # or worked so long on an idle device before it launched
+
+    @property
+    def quiet_ns(self) -> int:
+        """What the launch takes where little disturbs it, as in `LaunchStats`."""
+        return self.median_ns if self.p25_ns is None else self.p25_ns
 
     @property
     def nodes(self) -> int:

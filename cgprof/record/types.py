@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.record.alone import NodeModel, StandAlone
@@ -21,6 +21,7 @@ from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey
 
 SCHEMA_VERSION = 4
 READABLE_VERSIONS = (2, 3, 4)  # a newer one only adds what may be absent
+_DROPPED_SETTINGS = {"measure": ("pin_host",)}  # of older runs; none changed what a number means
 
 
 class DecisionCount(Record):
@@ -117,3 +118,16 @@ class RunRecord(Record):
     command: Literal["capture", "check"] | None = None
     processes: tuple[RunProcess, ...] = ()
     failures: tuple[Failure, ...] = ()
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _without_dropped(cls, config: object) -> object:
+        """Leaves out settings that older versions had, so that their runs can be read."""
+        if not isinstance(config, dict):
+            return config
+        return {
+            part: {name: value for name, value in settings.items() if name not in dropped}
+            if (dropped := _DROPPED_SETTINGS.get(part)) and isinstance(settings, dict)
+            else settings
+            for part, settings in config.items()
+        }

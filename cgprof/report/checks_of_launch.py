@@ -230,7 +230,7 @@ def _miss(rank: RankRecord, label: str) -> dict[str, Plain]:
     cost, cause = rank.replay_costs[label], cause_of_miss(rank, label)
     return {
         "worst": label,
-        "measured_ns": cost.beside.median_ns if cost.beside else None,
+        "measured_ns": cost.beside.quiet_ns if cost.beside else None,
         "predicted_ns": round(cost.predicted.value) if cost.predicted else None,
         "error": share_of_miss(cost),
         "cause": cause.words if cause else None,

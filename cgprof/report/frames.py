@@ -153,7 +153,7 @@ def _point_row(point: LaunchPoint) -> dict[str, Cell]:
         "forks": point.counts.get("fork", 0),
         "nodes": point.nodes,
         "waited_ns": point.waited_ns,
-        "launch_ns": point.median_ns,
+        "launch_ns": point.quiet_ns,
         "launch_iqr_ns": point.iqr_ns,
         "samples": point.count,
     }

@@ -30,16 +30,16 @@ class Cause:
 
 def share_of_miss(cost: ReplayCost) -> float | None:
     """Returns how far a prediction is off what was timed beside it, relative to that."""
-    if cost.predicted is None or cost.beside is None or not cost.beside.median_ns:
+    if cost.predicted is None or cost.beside is None or not cost.beside.quiet_ns:
         return None
-    return cost.predicted.value / cost.beside.median_ns - 1
+    return cost.predicted.value / cost.beside.quiet_ns - 1
 
 
 def is_inside(cost: ReplayCost) -> bool:
     """Whether the prediction's interval holds what was timed beside it."""
     if cost.predicted is None or cost.beside is None:
         return False
-    return cost.predicted.low <= cost.beside.median_ns <= cost.predicted.high
+    return cost.predicted.low <= cost.beside.quiet_ns <= cost.predicted.high
 
 
 def cause_of_miss(rank: RankRecord, label: str) -> Cause | None:
@@ -55,7 +55,7 @@ def cause_of_miss(rank: RankRecord, label: str) -> Cause | None:
     share = share_of_miss(cost)
     if share is None or abs(share) <= MOST_ERROR or cost.beside is None or cost.predicted is None:
         return None
-    missing_ns = cost.beside.median_ns - cost.predicted.value
+    missing_ns = cost.beside.quiet_ns - cost.predicted.value
     if missing_ns < 0:
         less = f"{format_ns(-missing_ns)} less than predicted, which no measured effect can make"
         return Cause(name="unexplained", words=f"unexplained: {less}")

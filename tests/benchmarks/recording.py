@@ -26,7 +26,7 @@ from cgprof.measure.launch import sample_steps
 from cgprof.measure.stopping import CountRule
 from cgprof.stats.ratio import ratio_of_medians
 
-BLOCKS, STEPS = 16, 12
+BLOCKS, STEPS = 8, 40
 MOST_OVERHEAD, MOST_SPREAD = 0.01, 0.03
 
 

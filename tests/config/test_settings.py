@@ -42,7 +42,7 @@ def test_nearest_setting_looks_at_the_last_word():
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("measure.pin_host", "{}"),
+        ("measure.launch_model", "{}"),
         ("microbatch.timeout_s", "1e30"),
         ("parallel.startup_timeout_s", "1e300"),
         ("parallel.replay_timeout_s", "86401"),

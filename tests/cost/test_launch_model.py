@@ -47,6 +47,14 @@ def test_fit_recovers_planted_coefficients_from_exact_points():
     assert model.largest_error < 0.001
 
 
+def test_points_are_fitted_by_their_lower_quartile_where_they_have_it():
+    slow = [
+        point.model_copy(update={"p25_ns": point.median_ns, "median_ns": 5 * point.median_ns})
+        for point in planted_points()
+    ]
+    assert fit(slow, seed=0).base_ns.value == pytest.approx(BASE_NS, rel=0.001)
+
+
 @SETTINGS
 @given(seed=st.integers(0, 10_000))
 def test_fit_of_noisy_points_foretells_what_matters_and_is_never_negative(seed):

@@ -17,7 +17,6 @@ from cgprof.cost.timeline import (
 )
 from cgprof.graphs.topology import Node, contents
 from cgprof.measure.clock import clock_for
-from cgprof.measure.host_cpu import HostCpu
 from cgprof.measure.progress import Progress
 from cgprof.record.samples import SampleSink
 from cgprof.shapes import GraphKey, RuntimeMode
@@ -169,7 +168,7 @@ def test_tape_is_not_traced_and_says_nothing_about_it():
         found = trace_replays(engine, records, {})
         assert [graph.replays for graph in engine.graphs.captured.values()] == before
         clock, sink = clock_for(engine.device), SampleSink()
-        last = list(look_inside(engine, records, clock, sink, progress, HostCpu(clock, ())))[-1]
+        last = list(look_inside(engine, records, clock, sink, progress))[-1]
     assert (found.table, found.replays, found.notes) == (None, {}, ())
     assert last.timelines == found
     assert last.notes == ()

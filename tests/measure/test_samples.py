@@ -10,3 +10,4 @@ def test_p90_is_always_known_and_p99_from_a_hundred_samples_on(count, p99):
     assert stats.p90_ns == round(0.9 * (count - 1) * 1_000)
     assert stats.p95_ns == round(0.95 * (count - 1) * 1_000)
     assert stats.p99_ns == p99
+    assert stats.p25_ns == stats.quiet_ns == round(0.25 * (count - 1) * 1_000)

@@ -180,6 +180,15 @@ def test_read_run_names_what_is_wrong_in_one_line(tmp_path, change, said):
     assert "\n" not in str(caught.value)
 
 
+def test_folder_with_a_setting_that_was_dropped_is_read_and_one_that_never_was_is_not(tmp_path):
+    write_as_version_2(tmp_path)
+    _damage(tmp_path, lambda summary: summary["config"]["measure"].update(pin_host=True))
+    assert read_run(tmp_path).config.measure == kept_run().config.measure
+    _damage(tmp_path, lambda summary: summary["config"]["measure"].update(pin_ghost=True))
+    with pytest.raises(RecordError, match="pin_ghost"):
+        read_run(tmp_path)
+
+
 def test_folder_of_schema_version_2_is_read_with_what_it_holds(tmp_path):
     write_as_version_2(tmp_path)
     older, today = read_run(tmp_path), kept_run()

@@ -73,7 +73,7 @@ def test_fit_table_sets_the_prediction_beside_the_measured_replay():
     ]
     assert rows_by(table, "dominated_by")[0] == ("600 kernel nodes",)
     text = table.to_text()
-    assert "within 30% of the measured median: 2 of 3 keys" in text
+    assert "within 30% of what was measured: 2 of 3 keys" in text
     assert "outside: far;" in text
     assert "near," not in text.partition("outside:")[2]
     assert "x1.10" in text
@@ -89,3 +89,15 @@ def test_tables_without_a_model_have_no_rows():
     for table in (launch_model_table(rank()), launch_fit_table(rank(a=cost(20_000)))):
         assert table.rows == ()
         assert table.notes == ()
+
+
+def test_launches_that_neighbours_made_longer_are_judged_by_their_lower_quartile():
+    quiet = cost(40_000, 21_000)
+    beside = quiet.beside.model_copy(update={"p25_ns": 20_000})
+    model = MODEL.model_copy(update={"worked_ns": 300_000})
+    table = launch_fit_table(rank(model, a=quiet.model_copy(update={"beside": beside})))
+    found = rows_by(table, "measured_ns", "measured_median_ns", "within")
+    assert found == [(20_000, 40_000, "yes")]
+    old = launch_fit_table(rank(model, a=cost(20_000, 22_000))).to_text()
+    assert "measured: median" in old
+    assert "measured: lower quartile" in table.to_text()
