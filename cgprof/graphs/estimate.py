@@ -24,6 +24,9 @@ _OF_EXPERTS = 6  # gate, route, group, gate and up, down, sum
 _SPLIT_MATMUL_TOKENS, _SPLIT_MATMUL_HIDDEN = 64, 2048
 # Source: the same runs: 2.8 to 3.6 KB a node (NVML's growth of the process without the pool).
 _NODE_BYTES = 3200
+# Source: runs on two H200s: a graph with collectives takes 6 to 11 KB more for each. Their kernels
+# have 4 KB of arguments.
+_COLLECTIVE_BYTES = 8192
 # Source: a server on two H200s, 11 graphs of 97 all-reduces: 0.24 GiB with NCCL's graph mixing,
 # 0.13 GiB without. Far from exact, and of another engine.
 _EVENT_RECORD_BYTES = 110_000
@@ -86,7 +89,7 @@ def estimate_graph_memory(model: ModelConfig, run: RunConfig, key: GraphKey) -> 
     nodes = estimate_nodes(model, run, key)
     return GraphEstimate(
         nodes=nodes,
-        node_bytes=bytes_of_nodes(nodes),
+        node_bytes=bytes_of_nodes(nodes, num_collectives(model, run, key)),
         pool_bytes=pool_bytes(model, run, (key,)),
         error_share=error_share(run),
     )
@@ -114,7 +117,7 @@ def estimate_nodes(model: ModelConfig, run: RunConfig, key: GraphKey) -> dict[st
     kernels = sum(
         _OF_PASS + model.num_layers * _layer_kernels(model, run, one, exchange) for one in passes
     )
-    records = layers * exchange.collectives if run.parallel.nccl_graph_mixing else 0
+    records = num_collectives(model, run, key) if run.parallel.nccl_graph_mixing else 0
     found = {
         "kernel": kernels,
         "memcpy": layers * exchange.copies,
@@ -124,14 +127,20 @@ def estimate_nodes(model: ModelConfig, run: RunConfig, key: GraphKey) -> dict[st
     return {kind: count for kind, count in found.items() if count}
 
 
+def num_collectives(model: ModelConfig, run: RunConfig, key: GraphKey) -> int:
+    """Returns how many of a graph's kernels are collectives."""
+    passes = len(passes_of(model, run, key))
+    return passes * model.num_layers * _EXCHANGES[exchange_kind(model, run)].collectives
+
+
 def node_bytes(model: ModelConfig, run: RunConfig, key: GraphKey) -> int:
     """Returns what the driver keeps for the nodes of one graph."""
-    return bytes_of_nodes(estimate_nodes(model, run, key))
+    return bytes_of_nodes(estimate_nodes(model, run, key), num_collectives(model, run, key))
 
 
-def bytes_of_nodes(nodes: dict[str, int]) -> int:
-    """Returns what the driver keeps for nodes, by kind."""
-    return sum(
+def bytes_of_nodes(nodes: dict[str, int], collectives: int = 0) -> int:
+    """Returns what the driver keeps for nodes, by kind; so many kernels are collectives."""
+    return _COLLECTIVE_BYTES * collectives + sum(
         count * (_EVENT_RECORD_BYTES if kind == "event-record" else _NODE_BYTES)
         for kind, count in nodes.items()
     )

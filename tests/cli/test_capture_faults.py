@@ -23,6 +23,9 @@ SMALL = (
     *("--model", "tiny-moe", "--load-format", "dummy", "--mode", "full-decode-only"),
     *("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--max-model-len", "96"),
     *("--set", "measure.max_samples=5", "--set", "measure.min_samples=5", "--no-parity"),
+    # On a GPU these take minutes of a capture that takes seconds.
+    *("--set", "measure.launch_model=false", "--set", "measure.trace_launches=false"),
+    *("--set", "measure.stand_alone_keys=0", "--set", "measure.eager_work=false"),
 )
 # The whole program, with a fault in the recording of the third graph.
 FAULTY = """
@@ -115,6 +118,8 @@ LARGE = (
     *("--max-num-seqs", "512", "--max-num-batched-tokens", "512", "--max-model-len", "64"),
     *("--cudagraph-capture-sizes", LADDER, "--set", "measure.max_samples=5"),
     *("--set", "measure.min_samples=5", "--set", "measure.context_len=16"),
+    *("--set", "measure.launch_model=false", "--set", "measure.trace_launches=false"),
+    *("--set", "measure.stand_alone_keys=0", "--set", "measure.eager_work=false"),
 )
 
 
