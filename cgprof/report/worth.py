@@ -251,6 +251,17 @@ def _measured(record: RunRecord, worth: WorthRecord) -> list[str]:
             "what its exchange brought before; exchange = plain - plain bare, exposed = split - "
             "split bare, hidden share = 1 - exposed / exchange, with its 95 % interval"
         )
+    hidden = [row.hidden for row in worth.rows if row.hidden is not None]
+    if any(share.low > 1 for share in hidden):
+        lines.append(
+            "hidden share above 1: the split step was slower without its exchange than with it, so "
+            "that more than the exchange sets them apart"
+        )
+    if any(share.high < 0 for share in hidden):
+        lines.append(
+            "hidden share below 0: the exchange costs the split step, which has twice as many "
+            "transfers, more than the plain one"
+        )
     if any(row.experts_plain_ns is not None for row in worth.rows):
         lines.append(
             "experts: device time of the expert matmuls of a step, traced after all timing; "

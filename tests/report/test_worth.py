@@ -293,3 +293,14 @@ def test_figure_of_a_run_without_the_comparison_says_nothing_to_plot():
     figure = worth_figure(worth_frame(cuda_dbo_run()))
     texts = {text.get_text() for axes in figure.axes for text in axes.texts}
     assert texts == {"nothing to plot"}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(1.1, 1.3, "above 1"), (-2.0, -0.5, "below 0"), (0.9, 1.3, None), (-2.0, 0.1, None)],
+)
+def test_hidden_share_outside_of_its_range_is_explained_where_it_is_sure(low, high, word):
+    share = Estimate(value=(low + high) / 2, low=low, high=high)
+    text = worth_table(run_with([row(32, 0.7, NO, hidden=share)])).to_text()
+    for known in ("above 1", "below 0"):
+        assert (f"hidden share {known}: " in text) is (known == word)

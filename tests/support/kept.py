@@ -66,7 +66,7 @@ _LATER = {
 
 @cache
 def kept_run(name: str | None = None) -> RunRecord:
-    """A run as it was kept; without a name the quiet one, as if no neighbour had slowed its host."""
+    """A run as it was kept; without a name the quiet one, as if no neighbour slowed its host."""
     return read_run(RUNS / name) if name else _undisturbed(read_run(RUNS / QUIET))
 
 
