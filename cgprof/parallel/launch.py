@@ -13,12 +13,16 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cgprof.errors import ConfigError, RankError
+from cgprof.errors import ConfigError, DeviceError, RankError
 from cgprof.parallel.ended import error_of, wait_for_ranks
 from cgprof.parallel.failure import FOLDER, read_result
 from cgprof.parallel.grid import Rank
 from cgprof.parallel.launched import LAUNCHER
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it does export it
 
 _GRACE_S = 5  # from the first signal to SIGKILL
 _ADDRESS = "127.0.0.1"
@@ -62,6 +66,8 @@ def launch(count: int, argv: Sequence[str], *, command: Sequence[str] | None = N
 
     Raises:
         RankError: The first rank that failed, and why; exit code 2 if it refused its input.
+        DeviceError: No port can be opened for the ranks to meet.
+        OSError: A process cannot be started.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
@@ -70,6 +76,9 @@ def launch(count: int, argv: Sequence[str], *, command: Sequence[str] | None = N
         with _signal_handlers_kept(), _quiet_elastic():
             error = _run(count, [*(command or (sys.executable, "-m", "cgprof")), *argv], folder)
         result = read_result(folder)
+    except (DeviceError, OSError):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     except SignalException as caught:
         shutil.rmtree(folder, ignore_errors=True)
         signal.raise_signal(caught.sigval)
@@ -83,7 +92,6 @@ def launch(count: int, argv: Sequence[str], *, command: Sequence[str] | None = N
 
 def _run(count: int, command: Sequence[str], folder: Path) -> RankError | None:
     # Not through `elastic_launch`: after a failure that waits 30 s for a rank that stays.
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does export it
     from torch.distributed.elastic.multiprocessing import (
         DefaultLogsSpecs,
         SignalException,
@@ -91,8 +99,7 @@ def _run(count: int, command: Sequence[str], folder: Path) -> RankError | None:
         start_processes,
     )
 
-    # The ranks meet here: the kernel picks the port as it is bound, so that no one else has it.
-    store = TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
+    store = _meeting_place()
     redirects = dict.fromkeys(range(1, count), Std.ALL)
     ignored = [taken for taken in _SIGNALS if signal.getsignal(taken) is signal.SIG_IGN]
     ranks = start_processes(
@@ -113,6 +120,17 @@ def _run(count: int, command: Sequence[str], folder: Path) -> RankError | None:
         _ignore(_SIGNALS)
         ranks.close(last_word, _GRACE_S)
     return None if first is None else error_of(first, ranks.stderrs)
+
+
+def _meeting_place() -> TCPStore:
+    """Where the ranks meet; the kernel picks the port as it is bound, so that it is free."""
+    from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # it does
+
+    try:
+        return TCPStore(_ADDRESS, 0, is_master=True, wait_for_workers=False)
+    except DistError as error:
+        reason = str(error).splitlines()[0]
+        raise DeviceError(f"the ranks have no place to meet on {_ADDRESS}: {reason}") from error
 
 
 def _environments(count: int, port: int, folder: Path) -> dict[int, dict[str, str]]:

@@ -15,6 +15,7 @@ from cgprof.stats.ratio import ratio_of_medians
 
 Verdict = Literal["same", "improved", "regression", "inconclusive"]
 SMALLEST_CHANGE = 0.05
+MOST_SLOWER = 1.25  # of a fixed loop of Python beside one key, over that beside another
 _MIN_SAMPLES = 5  # below, an interval says nothing
 _SEED = 0
 RULE = (
@@ -25,7 +26,8 @@ RULE = (
 )
 LAUNCH_RULES: dict[str, str] = {
     "cuda": "an interval covers one burst of samples, not what moves between bursts: a launch "
-    "change counts only if replay and round robin both count in one direction, else inconclusive",
+    "change counts only if replay and round robin both count in one direction, and the host's own "
+    f"pace did not change that way by over {MOST_SLOWER:g} times; else inconclusive",
     "tape": "launch times of a tape are stand-ins on a shared CPU, and an interval covers one "
     "burst of samples only: a launch change is inconclusive at most",
 }
@@ -98,15 +100,26 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
     return next((verdict for verdict in ORDER if verdict in found), "inconclusive")
 
 
-def launch_verdict(recorder: str, hot: Verdict | None, turns: Verdict | None) -> Verdict | None:
+def launch_verdict(
+    recorder: str, hot: Verdict | None, turns: Verdict | None, host_ratio: float | None = None
+) -> Verdict | None:
     """Returns what the launch times of a key say together: hot replay, and keys in turn.
 
-    None when neither was measured in either run.
+    `host_ratio` is what a fixed loop of Python took beside the key, B over A, None where it was
+    not timed. None when neither was measured in either run.
     """
     found = {verdict for verdict in (hot, turns) if verdict is not None}
     if not found:
         return None
     if found == {"same"}:
         return "same"
-    counts = recorder == "cuda" and hot == turns
+    counts = recorder == "cuda" and hot == turns and not _is_the_hosts(hot, host_ratio)
     return hot if counts else "inconclusive"
+
+
+def _is_the_hosts(verdict: Verdict | None, host_ratio: float | None) -> bool:
+    """Whether the host itself changed its pace the way that the launch changed."""
+    if host_ratio is None:
+        return False
+    slower, faster = host_ratio > MOST_SLOWER, host_ratio < 1 / MOST_SLOWER
+    return (verdict == "regression" and slower) or (verdict == "improved" and faster)

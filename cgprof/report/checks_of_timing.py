@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report import needs
+from cgprof.report.changes import MOST_SLOWER
 from cgprof.report.finding import Check, Finding
 
 THROTTLED = "throttled-clocks"
 NOISY = "noisy-timing"
 SLOW_HOST = "slow-host"
-
-MOST_SLOWER = 1.25  # of the host's loop beside a key, over the fastest of the run
 
 _HELD_BACK = "NVML said that the clocks were held back while a key was timed"
 _WIDE = "quartiles of launch are as far apart as measure.relative_noise, or samples too few"

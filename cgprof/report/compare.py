@@ -33,11 +33,13 @@ _COLUMNS = {
     "replay_a_ns": "replay A",
     "replay_b_ns": "replay B",
     **{f"{name.replace(' ', '_')}_interval": f"{name} B/A" for name in FIGURES},
+    "host_ratio": "host loop B/A",
     "nodes_ratio": "nodes B/A",
     "memory_delta_bytes": "memory B-A",
     "parity_a": "parity A",
     "parity_b": "parity B",
 }
+_OPTIONAL = frozenset({"host_ratio"})  # where neither run timed its host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,7 @@ def _pairs_table(pairs: tuple[Pair, ...]) -> Table:
         name="keys",
         title="keys of both runs",
         columns=_COLUMNS | {"verdict": "verdict"},
+        optional=_OPTIONAL,
         rows=tuple((*_cells(pair), pair.verdict) for pair in pairs),
     )
 
@@ -195,6 +198,7 @@ def _twins_table(pairs: tuple[Pair, ...]) -> Table:
         name="twins",
         title="twins of B beside the plain key of the same size in A (shown, not judged)",
         columns=_COLUMNS,
+        optional=_OPTIONAL,
         rows=tuple(map(_cells, pairs)),
     )
 
@@ -206,6 +210,7 @@ def _cells(pair: Pair) -> tuple[Cell, ...]:
         replay.a_ns,
         replay.b_ns,
         *(_interval(pair.changes[name]) for name in FIGURES),
+        pair.host_ratio,
         ratio(pair.nodes_b, pair.nodes_a),
         pair.memory_delta_bytes,
         pair.parity_a,

@@ -15,6 +15,7 @@ from cgprof.record.scores import ItemScore
 from cgprof.record.types import RunRecord
 from cgprof.report.changes import Change, Verdict, change_of, launch_verdict, samples_of, worst
 from cgprof.report.headline import GraphMemoryLine, graph_memory, key_memory_bytes
+from cgprof.report.layout import ratio
 from cgprof.report.parity import FAIL, PASS, key_verdict
 from cgprof.shapes import GraphKey
 
@@ -61,6 +62,7 @@ class Pair:
     nodes_b: int | None
     parity_a: str
     parity_b: str
+    host_ratio: float | None = None  # of the host's own pace beside the key
 
     @property
     def verdict(self) -> Verdict:
@@ -72,7 +74,7 @@ class Pair:
     def launch_verdict(self) -> Verdict | None:
         """What hot replay and round robin say together."""
         hot, turns = self.changes["replay"].verdict, self.changes["round robin"].verdict
-        return launch_verdict(self.recorder, hot, turns)
+        return launch_verdict(self.recorder, hot, turns, self.host_ratio)
 
     @property
     def memory_delta_bytes(self) -> int | None:
@@ -175,6 +177,7 @@ def _pair(a: Side, graph_a: GraphRecord, b: Side, graph_b: GraphRecord) -> Pair:
         nodes_b=sum(graph_b.nodes.values()) or None,
         parity_a=key_verdict(graph_a),
         parity_b=key_verdict(graph_b),
+        host_ratio=ratio(graph_b.host_pace_ns, graph_a.host_pace_ns),
     )
 
 

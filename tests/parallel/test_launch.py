@@ -4,8 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from cgprof.errors import ConfigError, RankError
+from cgprof.errors import ConfigError, DeviceError, RankError
 from cgprof.parallel.grid import Rank
 from cgprof.parallel.launch import find_rank, launch
 from tests.support.children import ROOT
@@ -338,6 +339,16 @@ sys.exit(3)
 
 
 @pytest.mark.slow
+def test_ranks_without_a_place_to_meet_are_one_line_and_leave_no_folder(temporary, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise torch.distributed.DistNetworkError("too many open files\n#0 frames")
+
+    monkeypatch.setattr(torch.distributed, "TCPStore", refuse)
+    with pytest.raises(DeviceError, match=r"meet on 127\.0\.0\.1: too many open files$"):
+        launch(2, ["capture"])
+    assert list(temporary.iterdir()) == []
+
+
 def test_ranks_meet_in_the_store_of_their_launcher(tmp_path):
     body = """
 import torch

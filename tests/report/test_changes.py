@@ -101,3 +101,19 @@ def test_identical_samples_have_not_changed(samples):
 )
 def test_launch_counts_only_where_hot_and_round_robin_agree_on_a_gpu(recorder, hot, turns, verdict):
     assert launch_verdict(recorder, hot, turns) == verdict
+
+
+@pytest.mark.parametrize(
+    ("both", "host_ratio", "verdict"),
+    [
+        ("regression", 1.9, "inconclusive"),
+        ("regression", 1.2, "regression"),
+        ("regression", 0.5, "regression"),  # although the host was faster
+        ("improved", 0.5, "inconclusive"),
+        ("improved", 0.9, "improved"),
+        ("improved", 1.9, "improved"),
+        ("same", 1.9, "same"),
+    ],
+)
+def test_launch_that_changed_as_its_host_did_is_inconclusive(both, host_ratio, verdict):
+    assert launch_verdict("cuda", both, both, host_ratio) == verdict

@@ -68,7 +68,8 @@ def test_plain_against_dbo_reads_as_agreed():
         "same: the interval lies within 5 % of 1, or excludes 1 while the median moves by 5 % or "
         "less, or the samples are identical; all else is inconclusive\n"
         "an interval covers one burst of samples, not what moves between bursts: a launch change "
-        "counts only if replay and round robin both count in one direction, else inconclusive\n"
+        "counts only if replay and round robin both count in one direction, and the host's own "
+        "pace did not change that way by over 1.25 times; else inconclusive\n"
         "judged: launch and device time (replay, round robin, device), parity, keys lost, "
         "scores by replay; "
         "shown only: eager, nodes, memory (one reading each, no interval)\n"
@@ -102,6 +103,18 @@ def test_verdict_follows_times_and_parity(changes, spread, verdict):
     assert comparison.verdict == verdict
     assert text_of(comparison.to_document()).endswith(f"verdict: {verdict}")
     assert data_of(comparison.to_document())["verdict"] == verdict
+
+
+def test_slower_launch_on_a_slower_host_is_no_regression_and_the_host_is_shown():
+    a = side(one_key(host_pace_ns=300_000))
+    b = side(one_key(host_pace_ns=570_000, **SLOWER))
+    comparison = compare_sides(a, b)
+    assert comparison.verdict == "inconclusive"
+    document = comparison.to_document()
+    assert "host loop B/A" in text_of(document)
+    assert "x1.90" in text_of(document)
+    assert data_of(document)["keys"][0]["host_ratio"] == pytest.approx(1.9)
+    assert "host loop" not in text_of(compare_sides(side(one_key()), b).to_document())
 
 
 def test_key_that_fails_in_b_is_listed_and_a_regression():
