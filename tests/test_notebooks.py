@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cgprof.record.store import read_run
+from cgprof.record.timeline import TIMELINES
 from tests.support.runs import cuda_dbo_run, run_record, tape_dbo_run, write_run
 
 ROOT = Path(__file__).parents[1]
@@ -46,7 +47,13 @@ def test_notebook_runs_on_the_folders_beside_it(execute):
     folders = sorted(path.parent.name for path in NOTEBOOK.parent.glob("runs/*/manifest.json"))
     notebook = execute(NOTEBOOK)
     assert _printed(notebook).startswith("\n".join(folders) or "no run folders")
-    assert _images(notebook) == 4 * len(folders) + 2 * len(_with_launch_model(folders))
+    records = [read_run(NOTEBOOK.parent / "runs" / name) for name in folders]
+    modelled = [one for one in records if any(rank.launch_model for rank in one.ranks)]
+    weighed = [one for one in records if one.worth]
+    traced = [name for name in folders if (NOTEBOOK.parent / "runs" / name / TIMELINES).exists()]
+    assert len(traced) >= 2
+    expected = 4 * len(folders) + 2 * len(modelled) + len(weighed) + len(traced)
+    assert _images(notebook) == expected
 
 
 @pytest.mark.slow
@@ -79,11 +86,6 @@ def test_kept_folders_hold_what_their_manifests_name_and_are_small():
         assert {path.name for path in folder.iterdir()} == {"manifest.json", *named}
     files = [path for folder in folders for path in folder.iterdir()]
     assert sum(path.stat().st_size for path in files) < 5 * 1024**2
-
-
-def _with_launch_model(folders):
-    records = [read_run(NOTEBOOK.parent / "runs" / name) for name in folders]
-    return [record for record in records if any(rank.launch_model for rank in record.ranks)]
 
 
 def _outputs(notebook):
