@@ -24,8 +24,8 @@ from cgprof.stats.medians import median_interval
 from cgprof.stats.quantiles import IntSamples, median
 
 # What a host does between the end of a step on the device and the next launch.
-# Source: finishing, deciding and preparing steps of 192 to 248 tokens on the host of an H200,
-# 0.23 to 0.31 ms together (README, "What it found on an H200").
+# Source: preparing and finishing steps of 192 to 256 tokens on the quiet host of an H200, 0.22 to
+# 0.24 ms, and deciding (README, "What it found on an H200").
 WORKED_NS = 300_000
 
 _PASS_NS = 120_000_000  # of one graph in one pass, unless that leaves too few rounds
@@ -34,7 +34,7 @@ _LEAST_ROUNDS, _MOST_ROUNDS, _WARMUP_LAUNCHES = 12, 20, 2  # in one pass
 _PACE_ADDITIONS = 2_000  # 60 us on a fast host
 _LEAST_SHARE_FULL = 0.05  # of all launches: those at the fastest pace, but for stray readings
 FULL_PACE = 1.2  # a loop that takes no more than so many times as long as theirs is at full pace
-LEAST_AT_PACE = 5  # launches of a series for a median
+LEAST_AT_PACE = 5  # launches of a series for a quartile
 
 Replay = Callable[[], object]
 

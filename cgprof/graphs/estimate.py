@@ -24,9 +24,9 @@ _OF_EXPERTS = 6  # gate, route, group, gate and up, down, sum
 _SPLIT_MATMUL_TOKENS, _SPLIT_MATMUL_HIDDEN = 64, 2048
 # Source: the same runs: 2.8 to 3.6 KB a node (NVML's growth of the process without the pool).
 _NODE_BYTES = 3200
-# Source: runs on two H200s: a graph with collectives takes 6 to 11 KB more for each. Their kernels
-# have 4 KB of arguments.
-_COLLECTIVE_BYTES = 8192
+# Source: two runs on two H200s, plain keys and twins together: 6.5 and 7.6 KB more for each (none
+# to see in plain keys alone, whose first arena is there already). They have 4 KB of arguments.
+_COLLECTIVE_BYTES = 7000
 # Source: a server on two H200s, 11 graphs of 97 all-reduces: 0.24 GiB with NCCL's graph mixing,
 # 0.13 GiB without. Far from exact, and of another engine.
 _EVENT_RECORD_BYTES = 110_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, model_validator
 
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.record.alone import NodeModel, StandAlone
@@ -19,9 +19,9 @@ from cgprof.record.votes import VetoCount
 from cgprof.record.worth import WorthRecord
 from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey
 
-SCHEMA_VERSION = 4
-READABLE_VERSIONS = (2, 3, 4)  # a newer one only adds what may be absent
-_DROPPED_SETTINGS = {"measure": ("pin_host",)}  # of older runs; none changed what a number means
+SCHEMA_VERSION = 5
+READABLE_VERSIONS = (2, 3, 4, 5)  # a newer one only adds what may be absent
+_DROPPED_SETTINGS = (("measure", "pin_host"),)  # that older runs may have
 
 
 class DecisionCount(Record):
@@ -118,16 +118,18 @@ class RunRecord(Record):
     command: Literal["capture", "check"] | None = None
     processes: tuple[RunProcess, ...] = ()
     failures: tuple[Failure, ...] = ()
+    dropped_settings: dict[str, str] = Field(default_factory=dict)  # of the version that wrote it
 
-    @field_validator("config", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _without_dropped(cls, config: object) -> object:
-        """Leaves out settings that older versions had, so that their runs can be read."""
-        if not isinstance(config, dict):
-            return config
-        return {
-            part: {name: value for name, value in settings.items() if name not in dropped}
-            if (dropped := _DROPPED_SETTINGS.get(part)) and isinstance(settings, dict)
-            else settings
-            for part, settings in config.items()
-        }
+    def _without_dropped(cls, values: object) -> object:
+        """Takes out settings that older versions had, so that their runs can be read."""
+        if not isinstance(values, dict) or not isinstance(values.get("config"), dict):
+            return values
+        config, dropped = dict(values["config"]), dict(values.get("dropped_settings", {}))
+        for part, name in _DROPPED_SETTINGS:
+            settings = config.get(part)
+            if isinstance(settings, dict) and name in settings:
+                dropped[f"{part}.{name}"] = str(settings[name])
+                config[part] = {key: value for key, value in settings.items() if key != name}
+        return {**values, "config": config, "dropped_settings": dropped}

@@ -216,7 +216,7 @@ def _cost_of_events(rank: RankRecord, label: str, count: int) -> dict[str, Plain
     if predicted is not None:
         found["predicted_of_them_ns"] = predicted
     if cost is not None:
-        found["launch_measured_ns"] = cost.idle.median_ns
+        found["launch_measured_ns"] = cost.idle.quiet_ns
     return found
 
 

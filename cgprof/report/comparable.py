@@ -92,6 +92,7 @@ def _other_facts(record: RunRecord) -> dict[str, str]:
         "cgprof": environment.cgprof,
         "status": record.status,
         **_flat("variables", environment.variables),
+        **record.dropped_settings,
     }
 
 

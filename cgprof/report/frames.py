@@ -146,6 +146,11 @@ def _graph_row(record: RunRecord, graph: GraphRecord) -> dict[str, Cell]:
 
 
 def _point_row(point: LaunchPoint) -> dict[str, Cell]:
+    """The quartiles are low and high; around the median of an older run they are an estimate."""
+    half_ns = point.iqr_ns // 2
+    low_ns, high_ns = max(0, point.median_ns - half_ns), point.median_ns + half_ns
+    if point.p25_ns is not None:
+        low_ns, high_ns = point.p25_ns, point.p25_ns + point.iqr_ns
     return {
         "series": point.kind,
         "kernels": point.counts.get("kernel", 0),
@@ -155,6 +160,8 @@ def _point_row(point: LaunchPoint) -> dict[str, Cell]:
         "waited_ns": point.waited_ns,
         "launch_ns": point.quiet_ns,
         "launch_iqr_ns": point.iqr_ns,
+        "launch_low_ns": low_ns,
+        "launch_high_ns": high_ns,
         "samples": point.count,
     }
 

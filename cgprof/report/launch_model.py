@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from cgprof.record.cost import LaunchModel, LaunchTerm, ReplayCost
 from cgprof.record.graph import GraphRecord
@@ -120,9 +120,10 @@ def _cells(estimate: Estimate) -> tuple[float, float, float]:
 
 
 def _fitted(model: LaunchModel) -> Iterator[str]:
+    statistic = _statistic(point.p25_ns for point in model.points)
     yield (
         f"estimates, fitted to {len(model.points)} synthetic graphs of this run; 95 % intervals by "
-        "a bootstrap over the points' residuals, each quartile's sampling error added"
+        f"a bootstrap over the points' residuals, each {statistic}'s sampling error added"
     )
     yield (
         "fork: a node that several wait for, with their join; event-record: each beside a kernel, "
@@ -220,29 +221,30 @@ def _how_measured(rank: RankRecord) -> Iterator[str]:
             "forks and the wait for the replay before"
         )
         return
+    beside = (cost.beside for cost in rank.replay_costs.values())
+    statistic = _statistic(one.p25_ns for one in beside if one is not None)
     yield (
-        f"measured: {_statistic(rank)} of the host times of the replay call alone, device idle, "
+        f"measured: {statistic} of the host times of the replay call alone, device idle, "
         "taking turns with the synthetic graphs, which the model is fitted to by the same; before "
         f"each of either the host works for {format_ns(model.worked_ns)}; "
         "predicted: an estimate by the launch model for its nodes and forks"
     )
     yield (
-        "wait adds: the same call at once after the replay before it, less measured, in pairs "
-        "within the same seconds (median, 95 %); by the model: what such a wait adds to synthetic "
-        "graphs; missing: the largest measured effect that could make up the difference"
+        "wait adds: the same call at once after the replay before it, less one of a host that "
+        "worked, in pairs within the same seconds (median, 95 %); by the model: what such a wait "
+        "adds to synthetic graphs; missing: the largest measured effect that could make up the "
+        "difference"
     )
     if any(cost.slow_adds for cost in rank.replay_costs.values()):
         yield (
             "slow host adds: the same launches while a fixed loop of Python took longer than at "
-            "the host's full pace, less measured, which holds those at full pace alone"
+            "the host's full pace, less the median of those at full pace"
         )
 
 
-def _statistic(rank: RankRecord) -> str:
-    """Neighbours only add time, so that what a launch costs is the lower quartile."""
-    beside = (cost.beside for cost in rank.replay_costs.values())
-    is_old = any(one is not None and one.p25_ns is None for one in beside)
-    return "median" if is_old else "lower quartile"
+def _statistic(quartiles: Iterable[int | None]) -> str:
+    """Neighbours only add time, so a launch is judged by its quartile; older runs have none."""
+    return "median" if None in quartiles else "lower quartile"
 
 
 def _against_steps(rank: RankRecord) -> Iterator[str]:
@@ -262,7 +264,8 @@ def _against_steps(rank: RankRecord) -> Iterator[str]:
             for ones in zip(*ratios, strict=True)
         )
         yield (
-            "p50 in steps (hot): there the host waits for the step before, then prepares, and "
-            f"launches; within {MOST_ERROR:.0%} of it: predicted {warm} of {len(ratios)} keys, "
+            "p50 in steps (hot), a median whatever the prediction is fitted to: there the host "
+            "waits for the step before, then prepares, and launches; within "
+            f"{MOST_ERROR:.0%} of it: predicted {warm} of {len(ratios)} keys, "
             f"predicted + wait {waiting}"
         )

@@ -1,6 +1,7 @@
 """Figures of the synthetic graphs whose launches were timed: by the wait before, by event records.
 
-`frame` is that of `launch_points_frame`. Bars are interquartile ranges, half on each side.
+`frame` is that of `launch_points_frame`. Bars are quartiles: a dot stands at the lower one, or in
+older runs at the median, with half of their distance on each side.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _by_rank(rows: pd.DataFrame, title: str, draw: Callable[[Axes, pd.DataFrame]
     for axes, rank in zip(figure.axes, ranks, strict=True):
         axes.set_title(f"rank {rank}")
         draw(axes, rows[rows["rank"] == rank])
-        axes.set_ylabel("launch, median and IQR, us")
+        axes.set_ylabel("launch and its quartiles, us")
         axes.grid(visible=True, alpha=0.3)
         legend_beside(axes)
     return figure
@@ -57,7 +58,7 @@ def _by_rank(rows: pd.DataFrame, title: str, draw: Callable[[Axes, pd.DataFrame]
 def _draw_waits(axes: Axes, rows: pd.DataFrame) -> None:
     for kernels, some in rows.sort_values("waited_ns").groupby("kernels"):
         waited = numbers(some, "waited_ns") / NS_PER_MS
-        _draw_medians(axes, waited, some, f"{kernels} kernels")
+        _draw_launches(axes, waited, some, f"{kernels} kernels")
     axes.set_xscale("symlog", linthresh=_LEAST_WAIT_MS)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("host waited before each launch, ms")
@@ -66,16 +67,18 @@ def _draw_waits(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _draw_event_records(axes: Axes, rows: pd.DataFrame) -> None:
     rows = rows.sort_values("event_records")
-    _draw_medians(axes, numbers(rows, "event_records"), rows, "beside a kernel each")
+    _draw_launches(axes, numbers(rows, "event_records"), rows, "beside a kernel each")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.set_xlabel("event-record nodes of the graph")
 
 
-def _draw_medians(axes: Axes, places: NDArray[np.float64], rows: pd.DataFrame, name: str) -> None:
+def _draw_launches(axes: Axes, places: NDArray[np.float64], rows: pd.DataFrame, name: str) -> None:
     """Draws no bar below zero, which no launch takes."""
-    medians = numbers(rows, "launch_ns") / NS_PER_US
-    half = numbers(rows, "launch_iqr_ns") / 2 / NS_PER_US
-    spread = [np.minimum(half, medians), half]
-    axes.errorbar(places, medians, yerr=spread, marker="o", markersize=3, capsize=3, label=name)
+    launch = numbers(rows, "launch_ns") / NS_PER_US
+    low, high = (
+        numbers(rows, column) / NS_PER_US for column in ("launch_low_ns", "launch_high_ns")
+    )
+    spread = [launch - low, high - launch]
+    axes.errorbar(places, launch, yerr=spread, marker="o", markersize=3, capsize=3, label=name)

@@ -183,7 +183,9 @@ def test_read_run_names_what_is_wrong_in_one_line(tmp_path, change, said):
 def test_folder_with_a_setting_that_was_dropped_is_read_and_one_that_never_was_is_not(tmp_path):
     write_as_version_2(tmp_path)
     _damage(tmp_path, lambda summary: summary["config"]["measure"].update(pin_host=True))
-    assert read_run(tmp_path).config.measure == kept_run().config.measure
+    found = read_run(tmp_path)
+    assert found.config.measure == kept_run().config.measure
+    assert found.dropped_settings == {"measure.pin_host": "True"}
     _damage(tmp_path, lambda summary: summary["config"]["measure"].update(pin_ghost=True))
     with pytest.raises(RecordError, match="pin_ghost"):
         read_run(tmp_path)

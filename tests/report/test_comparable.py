@@ -99,3 +99,9 @@ def test_runs_beside_caches_of_unlike_sizes_say_so_though_their_settings_agree()
     ]
     before = cuda_run(ranks=(rank.model_copy(update={"totals": None}),))
     assert [one.b for one in other_differences(a, before)] == ["unknown"]
+
+
+def test_a_setting_that_later_versions_dropped_is_told_as_a_difference():
+    older = cuda_run(dropped_settings={"measure.pin_host": "True"})
+    told = [difference.to_text() for difference in other_differences(older, cuda_run())]
+    assert told == ["measure.pin_host: True in A, absent in B"]

@@ -52,7 +52,7 @@ def test_model_table_has_each_term_with_its_interval_and_its_graphs():
 def test_model_table_calls_its_numbers_estimates_and_keeps_what_was_left_out():
     text = launch_model_table(rank(MODEL)).to_text()
     assert f"estimates, fitted to {len(MODEL.points)} synthetic graphs of this run" in text
-    assert "bootstrap over the points' residuals" in text
+    assert "bootstrap over the points' residuals, each median's sampling error" in text
     assert "left out: 400 x event" in text
 
 

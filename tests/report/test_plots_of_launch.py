@@ -62,6 +62,13 @@ def test_bars_are_iqr_half_on_each_side_and_never_below_zero():
     assert bar_ends_us(axes, "10 kernels")[0] == pytest.approx((18, 22))
 
 
+def test_bars_reach_from_the_lower_quartile_to_the_upper_where_it_is_known():
+    run = with_first(median_ns=20_000, p25_ns=19_000, iqr_ns=6_000, waited_ns=0)
+    (axes,) = waits_figure(launch_points_frame(run)).axes
+    assert bar_ends_us(axes, "10 kernels")[0] == pytest.approx((19, 25))
+    assert series(axes)["10 kernels"].get_ydata()[0] == pytest.approx(19)
+
+
 def test_event_records_figure_sets_launch_against_their_number():
     (axes,) = event_records_figure(launch_points_frame(run_with(MODEL))).axes
     (line,) = series(axes).values()
