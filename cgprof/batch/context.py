@@ -45,12 +45,12 @@ class Handoff(Protocol):
         """Which microbatch's it is; 0 for a step that is not split. Buffers are chosen by it."""
 
     def communicate(
-        self, op: Callable[[], None], meanwhile: Callable[[], None] | None = None
+        self, op: Callable[[], None] | None, meanwhile: Callable[[], None] | None = None
     ) -> None:
         """Issues `op`, runs `meanwhile`, lets the peer compute, and waits for `op` to be done.
 
         `op` writes into buffers that exist already. On return its result may be read on the
-        stream that was current at the call.
+        stream that was current at the call. None transfers nothing: the streams do not meet.
         """
 
 
@@ -60,10 +60,11 @@ class PlainHandoff:
     index: Final = 0
 
     def communicate(
-        self, op: Callable[[], None], meanwhile: Callable[[], None] | None = None
+        self, op: Callable[[], None] | None, meanwhile: Callable[[], None] | None = None
     ) -> None:
         """Calls both in turn."""
-        op()
+        if op is not None:
+            op()
         if meanwhile is not None:
             meanwhile()
 

@@ -31,15 +31,17 @@ class StreamHandoff:
     def __init__(self, compute_stream: torch.cuda.Stream, comm_stream: torch.cuda.Stream) -> None:
         self._fork = _Fork(compute_stream, comm_stream)
 
-    def communicate(self, op: Work, meanwhile: Work | None = None) -> None:
+    def communicate(self, op: Work | None, meanwhile: Work | None = None) -> None:
         """Transfers on the communication stream, runs `meanwhile`, then makes compute wait."""
         with ExitStack() as on_failure:
             on_failure.callback(self._fork.settle)
-            self._fork.send(op)
+            if op is not None:
+                self._fork.send(op)
             if meanwhile is not None:
                 meanwhile()
             on_failure.pop_all()
-        self._fork.join()
+        if op is not None:
+            self._fork.join()
 
 
 class MicrobatchRunner:
@@ -205,17 +207,18 @@ class _MicrobatchHandoff:
         self._baton = baton
         self._fork = fork
 
-    def communicate(self, op: Work, meanwhile: Work | None = None) -> None:
+    def communicate(self, op: Work | None, meanwhile: Work | None = None) -> None:
         """Issues the transfer, runs `meanwhile`, hands the turn over, then makes compute wait."""
-        if self._fork is None:
+        fork = None if op is None else self._fork
+        if fork is not None and op is not None:
+            fork.send(op)
+        elif op is not None:
             op()
-        else:
-            self._fork.send(op)
         if meanwhile is not None:
             meanwhile()
         self._baton.hand_over(self.index)
-        if self._fork is not None:
-            self._fork.join()
+        if fork is not None:
+            fork.join()
 
 
 class _Fork:

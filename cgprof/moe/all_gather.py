@@ -11,7 +11,7 @@ from cgprof.batch.context import Handoff
 from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.collectives import Exchange
 from cgprof.moe.dispatcher import DispatchHandle, Lane
-from cgprof.moe.kept_routing import KeptRouting, is_exchanging, routed
+from cgprof.moe.kept_routing import KeptRouting, routed, transfer
 from cgprof.moe.microbatch_buffers import MicrobatchBuffers
 from cgprof.moe.packing import unpack
 from cgprof.moe.traffic import RowFormat
@@ -82,8 +82,9 @@ class AllGatherDispatcher:
         ids, bits = block.routing(sent)[0].split(self._row.top_k, dim=1)
         ids.copy_(expert_ids)
         bits.copy_(weights.view(torch.int32))
-        exchange = Exchange(self._ranks, self.lane, is_exchanging(self.kept))
-        handoff.communicate(lambda: exchange.all_gather(received, sent), meanwhile)
+        exchange = Exchange(self._ranks, self.lane)
+        send = transfer(self.kept, lambda: exchange.all_gather(received, sent))
+        handoff.communicate(send, meanwhile)
         routing = unpack(received, self._own, layout)
         local_ids, local_weights = routed(self.kept, handoff, routing)
         return DispatchHandle(
@@ -100,8 +101,11 @@ class AllGatherDispatcher:
         """Adds up all ranks' sums of this rank's tokens."""
         rows = self._row.block_rows(handle.capacity)
         summed = expert_out.new_empty(rows, expert_out.shape[1])
-        exchange = Exchange(self._ranks, self.lane, is_exchanging(self.kept))
-        handoff.communicate(lambda: exchange.reduce_scatter(summed, expert_out), meanwhile)
+        exchange = Exchange(self._ranks, self.lane)
+        send = transfer(self.kept, lambda: exchange.reduce_scatter(summed, expert_out))
+        if send is None:
+            summed.copy_(expert_out[:rows])  # a fresh buffer, which nothing else fills
+        handoff.communicate(send, meanwhile)
         return summed[: handle.capacity]
 
     def dropped_rows(self) -> int:

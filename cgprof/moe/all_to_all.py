@@ -11,7 +11,7 @@ from cgprof.batch.context import Handoff
 from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.collectives import Exchange
 from cgprof.moe.dispatcher import DispatchHandle, Lane
-from cgprof.moe.kept_routing import KeptRouting, is_exchanging, routed
+from cgprof.moe.kept_routing import KeptRouting, routed, transfer
 from cgprof.moe.microbatch_buffers import MicrobatchBuffers
 from cgprof.moe.packing import bring_home, pack, unpack
 from cgprof.moe.sent_blocks import SentBlocks, sent_blocks
@@ -101,8 +101,9 @@ class AllToAllDispatcher:
             self._dropped,
             layout,
         )
-        exchange = Exchange(self._ranks, self.lane, is_exchanging(self.kept))
-        handoff.communicate(lambda: exchange.all_to_all(received, sent), meanwhile)
+        exchange = Exchange(self._ranks, self.lane)
+        send = transfer(self.kept, lambda: exchange.all_to_all(received, sent))
+        handoff.communicate(send, meanwhile)
         routing = routed(self.kept, handoff, unpack(received, self._own, layout))
         return sent_blocks(received, routing, places, layout)
 
@@ -117,8 +118,9 @@ class AllToAllDispatcher:
         assert isinstance(handle, SentBlocks)  # from this dispatcher's own dispatch
         buffers = self._buffers.of(handoff, handle.places.shape[1])
         returned = buffers.returned[: handle.layout.rows]
-        exchange = Exchange(self._ranks, self.lane, is_exchanging(self.kept))
-        handoff.communicate(lambda: exchange.all_to_all(returned, expert_out), meanwhile)
+        exchange = Exchange(self._ranks, self.lane)
+        send = transfer(self.kept, lambda: exchange.all_to_all(returned, expert_out))
+        handoff.communicate(send, meanwhile)
         return bring_home(returned, handle.places, handle.layout)
 
     def dropped_rows(self) -> int:

@@ -13,26 +13,17 @@ from cgprof.parallel.into_one import all_gather, reduce_scatter
 
 
 class Exchange:
-    """One rank's end of the collectives; `lane` chooses the communicator.
+    """One rank's end of the collectives; `lane` chooses the communicator."""
 
-    Without `exchanging` nothing travels: for timing only.
-    """
-
-    def __init__(self, ranks: Ranks, lane: Lane, exchanging: bool = True) -> None:
+    def __init__(self, ranks: Ranks, lane: Lane) -> None:
         self._group = ranks.captured if lane == "captured" else ranks.eager
-        self._exchanging = exchanging
 
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """Fills received [P * n, ...] with every rank's sent [n, ...] in rank order."""
-        if not self._exchanging:
-            return
         all_gather(received, sent, group=self._group)
 
     def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> None:
         """Fills received [n, ...] with the sum over ranks of the part of sent [P * n, ...]."""
-        if not self._exchanging:
-            received.copy_(sent[: received.shape[0]])  # a fresh buffer, which nothing else fills
-            return
         reduce_scatter(received, sent, group=self._group)
 
     def all_to_all(
@@ -43,8 +34,6 @@ class Exchange:
         sent_sizes: Sequence[int] | None = None,
     ) -> None:
         """Sends the p-th part of `sent` to rank p; parts of one size unless sizes are given."""
-        if not self._exchanging:
-            return
         dist.all_to_all_single(
             received,
             sent,

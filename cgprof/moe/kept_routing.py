@@ -7,6 +7,7 @@ left the exchange out and found the last layer's routing in the buffers ran a te
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import torch
 
@@ -52,9 +53,12 @@ class KeptRouting:
         return kept[index]
 
 
-def is_exchanging(kept: KeptRouting | None) -> bool:
-    """Whether rows travel."""
-    return kept is None or not kept.complete
+def transfer(kept: KeptRouting | None, op: Callable[[], None]) -> Callable[[], None] | None:
+    """Returns the transfer of a step, None where nothing travels.
+
+    An empty one would not do: its fork and join are two nodes' waits for each other in a graph.
+    """
+    return op if kept is None or not kept.complete else None
 
 
 def routed(kept: KeptRouting | None, handoff: Handoff, routing: Routing) -> Routing:

@@ -29,7 +29,7 @@ import torch
 from cgprof.batch.context import Handoff
 from cgprof.moe.block_layout import BlockLayout
 from cgprof.moe.dispatcher import DispatchHandle, Lane
-from cgprof.moe.kept_routing import KeptRouting, is_exchanging, routed
+from cgprof.moe.kept_routing import KeptRouting, routed, transfer
 from cgprof.moe.microbatch_buffers import MicrobatchBuffers
 from cgprof.moe.packing import bring_home, unpack
 from cgprof.moe.sent_blocks import SentBlocks, sent_blocks
@@ -122,7 +122,7 @@ class SymmetricDispatcher:
             send_tokens(hidden, places, tails, buffers.tokens, self._rank, layout)
             wait_for_peers(buffers.tokens)
 
-        handoff.communicate(exchange if is_exchanging(self.kept) else _nothing, meanwhile)
+        handoff.communicate(transfer(self.kept, exchange), meanwhile)
         received = buffers.tokens.blocks[: layout.rows]
         routing = routed(self.kept, handoff, unpack(received, self._own, layout))
         return sent_blocks(received, routing, places, layout)
@@ -144,7 +144,7 @@ class SymmetricDispatcher:
             return_sums(expert_out, handle.expert_ids, sums, self._rank, handle.layout)
             wait_for_peers(sums)
 
-        handoff.communicate(exchange if is_exchanging(self.kept) else _nothing, meanwhile)
+        handoff.communicate(transfer(self.kept, exchange), meanwhile)
         return bring_home(sums.blocks[: handle.layout.rows], handle.places, handle.layout)
 
     def dropped_rows(self) -> int:
@@ -154,7 +154,3 @@ class SymmetricDispatcher:
     def _layout(self, num_tokens: int) -> BlockLayout:
         capacity = num_tokens if self._limit is None else min(num_tokens, self._limit)
         return BlockLayout(num_ranks=self._num_ranks, capacity=capacity, row=self._row)
-
-
-def _nothing() -> None:
-    return None

@@ -9,7 +9,9 @@ import torch
 
 from cgprof.batch.context import PlainHandoff
 from cgprof.errors import CgprofError, ConfigError, MicrobatchError
+from cgprof.graphs.nodes import read_nodes
 from cgprof.graphs.tape import TapeRecorder
+from cgprof.graphs.topology import contents
 from cgprof.microbatch.runner import MicrobatchRunner, StreamHandoff
 
 
@@ -70,6 +72,25 @@ def test_microbatches_enter_and_exit_in_turn(count):
         run_step(runner, [work(index) for index in range(count)])
     wanted = [f"{what}{i}" for i in range(count) for what in ("enter", "op", "meanwhile")]
     assert log == wanted + [f"exit{i}" for i in range(count)]
+
+
+def test_microbatches_that_transfer_nothing_take_turns_all_the_same():
+    log = []
+
+    def work(index):
+        def run():
+            for layer in range(2):
+                log.append((layer, index))
+                runner.handoff(index).communicate(
+                    None, lambda layer=layer: log.append((layer, index, "more"))
+                )
+
+        return run
+
+    with runner_of(2) as runner:
+        run_step(runner, [work(index) for index in range(2)])
+    wanted = [[(layer, i), (layer, i, "more")] for layer in range(2) for i in range(2)]
+    assert log == [entry for turn in wanted for entry in turn]
 
 
 def test_steps_reuse_the_same_threads_inside_their_context():
@@ -352,7 +373,7 @@ class Overlapped:
         self.weight = torch.randn(64, 64, device="cuda") / 8
         self.x = torch.randn(self.rows * count, 64, device="cuda")
         self.out = torch.zeros_like(self.x)
-        self.faults = {}
+        self.faults, self.transfers = {}, True
         torch.cuda.synchronize()
         self.runner.warm_threads(torch.float32)
 
@@ -360,9 +381,12 @@ class Overlapped:
         hidden = self.x[rows]
         for layer in range(4):
             hidden = torch.relu(hidden @ self.weight)
-            received = torch.empty_like(hidden)
-            handoff.communicate(lambda h=hidden, r=received: r.copy_(h))
-            hidden = received
+            if self.transfers:
+                received = torch.empty_like(hidden)
+                handoff.communicate(lambda h=hidden, r=received: r.copy_(h))
+                hidden = received
+            else:
+                handoff.communicate(None)
             if self.faults.get(index) == layer:
                 raise ZeroDivisionError(f"layer {layer}")
         self.out[rows].copy_(hidden)
@@ -376,11 +400,13 @@ class Overlapped:
 
         self.runner.park([work(i) for i in range(count)], lambda _: torch.cuda.stream(self.compute))
 
-    def capture(self, work):
-        graph = torch.cuda.CUDAGraph()
+    def capture(self, work, keep=False):
+        graph = torch.cuda.CUDAGraph(keep_graph=keep)
         torch.cuda.synchronize()
         with torch.cuda.graph(graph, stream=self.compute, capture_error_mode="thread_local"):
             work()
+        if keep:
+            graph.instantiate()
         return graph
 
     def run(self, work):
@@ -456,3 +482,18 @@ def test_raise_in_an_eager_step_leaves_the_next_step_right(overlapped):
     overlapped.faults = {}
     overlapped.park()
     assert torch.equal(overlapped.run(overlapped.runner.release), wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("overlapped", [2], indirect=True)
+@pytest.mark.parametrize("transfers", [True, False])
+def test_graph_of_microbatches_branches_only_where_something_travels(overlapped, transfers):
+    overlapped.transfers = transfers
+    wanted = overlapped.run(overlapped.unsplit)
+    overlapped.park()
+    overlapped.run(overlapped.runner.release)
+    overlapped.park()
+    graph = overlapped.capture(overlapped.runner.release, keep=True)
+    found = contents(read_nodes(graph.raw_cuda_graph()))
+    assert (found.forks > 0) is transfers
+    assert torch.equal(overlapped.run(graph.replay), wanted)
