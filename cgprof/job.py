@@ -149,13 +149,7 @@ class Job:
             self._progress.step(graph.label)
             self._graphs[index] = required(
                 self._engine,
-                profile_key(
-                    self._engine,
-                    graph,
-                    self._clock,
-                    self._writer.samples,
-                    self._nvml,
-                ),
+                profile_key(self._engine, graph, self._clock, self._writer.samples, self._nvml),
             )
             self.save("partial")
         ready = [graph for graph in self._graphs if graph.failure is None]
@@ -171,11 +165,7 @@ class Job:
         """Costs of the replay call and contents of the graphs; traces, so after all timing."""
         try:
             for found in look_inside(
-                self._engine,
-                self._graphs,
-                self._clock,
-                self._writer.samples,
-                self._progress,
+                self._engine, self._graphs, self._clock, self._writer.samples, self._progress
             ):
                 self._writer.nodes, self._writer.timelines = found.nodes, found.timelines.table
                 self._found |= {

@@ -57,9 +57,7 @@ class OwnLaunches:
 
 
 def measure_launch_model(
-    device: torch.device,
-    seed: int,
-    own: Sequence[OwnGraph] = (),
+    device: torch.device, seed: int, own: Sequence[OwnGraph] = ()
 ) -> tuple[LaunchModel, dict[str, OwnLaunches]]:
     """Returns the launch model of a device, and the launches of the run's own graphs by label.
 
@@ -92,9 +90,7 @@ class TimedGraphs:
 
 
 def time_graphs(
-    builder: GraphBuilder,
-    wanted: Sequence[Spec],
-    own: Sequence[OwnGraph] = (),
+    builder: GraphBuilder, wanted: Sequence[Spec], own: Sequence[OwnGraph] = ()
 ) -> TimedGraphs:
     """Returns the launch times of graphs that take turns.
 

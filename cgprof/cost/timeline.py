@@ -194,7 +194,8 @@ def _trace_two(engine: Engine, key: GraphKey) -> Callable[[str], object]:
         for _ in range(2):
             engine.graphs.replay(graph)
             engine.synchronize()
-    return lambda path: trace.export_chrome_trace(path)
+    write: Callable[[str], object] = trace.export_chrome_trace
+    return write
 
 
 def exported(write: Callable[[str], object]) -> list[Mapping[str, object]]:

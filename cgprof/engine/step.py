@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -49,14 +49,15 @@ class StepMemory:
 class Splitting:
     """How steps are split, and how transfers run.
 
-    Steps of a key with `kept` routing leave out the exchange: for timing only, results are wrong.
+    With `kept`, steps leave out the exchange and their experts are told what it holds for the key:
+    for timing only, results are wrong.
     """
 
     config: MicrobatchConfig
     microbatches: MicrobatchRunner | None
     enter: Callable[[int], AbstractContextManager[None]]
     handoff: Handoff  # of whole steps
-    kept: Mapping[GraphKey, KeptRouting] = field(default_factory=dict)
+    kept: Mapping[GraphKey, KeptRouting] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +223,11 @@ class StepRunner:
 
     def _begin_pass(self, lane: Lane, key: GraphKey) -> None:
         """Tells the exchange which communicator carries the pass, and whether it takes place."""
-        kept = self._kept.get(key)
-        if kept is not None:
+        kept = None
+        if self._kept is not None:
+            kept = self._kept.get(key)
+            if kept is None:
+                raise ReplayError(str(key), "no routing was kept to leave its exchange out")
             kept.begin_pass()
         self._dispatcher.lane, self._dispatcher.kept = lane, kept
 

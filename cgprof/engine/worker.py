@@ -300,7 +300,7 @@ class Engine:
                 microbatches=self.microbatches,
                 enter=self.recorder.enter,
                 handoff=self._plain_handoff(),
-                kept={} if kept is None else kept,
+                kept=kept,
             ),
             limits=self.config.limits,
             dispatcher=self._dispatcher,

@@ -10,16 +10,16 @@ from typing import Final
 
 from cgprof.measure.clock import Clock
 
-ADDITIONS: Final = 10_000
+_ADDITIONS: Final = 10_000
 _LOOPS = 5
 
 
 def host_pace_ns(clock: Clock) -> int:
     """Returns the median time of a fixed loop of additions, about 0.3 ms on a fast host."""
-    return sorted(loop_ns(clock) for _ in range(_LOOPS))[_LOOPS // 2]
+    return sorted(loop_ns(clock, _ADDITIONS) for _ in range(_LOOPS))[_LOOPS // 2]
 
 
-def loop_ns(clock: Clock, additions: int = ADDITIONS) -> int:
+def loop_ns(clock: Clock, additions: int) -> int:
     """Returns the time of one loop of so many additions."""
     total, begun_ns = 0, clock.read_ns()
     for number in range(additions):

@@ -209,16 +209,15 @@ class _MicrobatchHandoff:
 
     def communicate(self, op: Work | None, meanwhile: Work | None = None) -> None:
         """Issues the transfer, runs `meanwhile`, hands the turn over, then makes compute wait."""
-        fork = None if op is None else self._fork
-        if fork is not None and op is not None:
-            fork.send(op)
+        if op is not None and self._fork is not None:
+            self._fork.send(op)
         elif op is not None:
             op()
         if meanwhile is not None:
             meanwhile()
         self._baton.hand_over(self.index)
-        if fork is not None:
-            fork.join()
+        if op is not None and self._fork is not None:
+            self._fork.join()
 
 
 class _Fork:

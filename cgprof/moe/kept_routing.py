@@ -1,7 +1,7 @@
 """Feeds the experts of a step without exchange what the same step's exchange brought them.
 
-How many experts a layer runs decides how long it takes, and each layer has its own. A step that
-left the exchange out and found the last layer's routing in the buffers ran a tenth more of them.
+How many experts a layer runs decides how long it takes, and each layer has its own: a step that
+left the exchange out would find the last layer's routing in the buffers, for all of them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KeptRouting:
 def transfer(kept: KeptRouting | None, op: Callable[[], None]) -> Callable[[], None] | None:
     """Returns the transfer of a step, None where nothing travels.
 
-    An empty one would not do: its fork and join are two nodes' waits for each other in a graph.
+    An empty one would still fork and join the streams.
     """
     return op if kept is None or not kept.complete else None
 

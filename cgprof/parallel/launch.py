@@ -71,23 +71,29 @@ def launch(count: int, argv: Sequence[str], *, command: Sequence[str] | None = N
     """
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    folder = Path(tempfile.mkdtemp(prefix="cgprof-ranks-"))
     try:
-        with _signal_handlers_kept(), _quiet_elastic():
+        with _folder() as folder, _signal_handlers_kept(), _quiet_elastic():
             error = _run(count, [*(command or (sys.executable, "-m", "cgprof")), *argv], folder)
-        result = read_result(folder)
-    except (DeviceError, OSError):
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+            if error is not None:
+                raise error
+            return read_result(folder)
     except SignalException as caught:
-        shutil.rmtree(folder, ignore_errors=True)
         signal.raise_signal(caught.sigval)
         raise KeyboardInterrupt from caught
-    if error is None or str(folder) not in error.problem:
-        shutil.rmtree(folder, ignore_errors=True)
-    if error is not None:
-        raise error
-    return result
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """What the ranks write; it stays only for an error that names it."""
+    folder, stays = Path(tempfile.mkdtemp(prefix="cgprof-ranks-")), False
+    try:
+        yield folder
+    except RankError as error:
+        stays = str(folder) in error.problem
+        raise
+    finally:
+        if not stays:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(count: int, command: Sequence[str], folder: Path) -> RankError | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-from cgprof.record.graph import LaunchStats
+from cgprof.record.graph import LaunchStats, Timed
 from cgprof.record.strict import NonNegative, Record
 from cgprof.record.worth import Estimate
 
@@ -41,22 +41,13 @@ class ReplayCost(Record):
     process_id: NonNegative | None = None
 
 
-class LaunchPoint(Record):
+class LaunchPoint(Timed):
     """One synthetic graph as it was timed. `counts` holds all that is in it, forks too."""
 
     kind: NodeKind  # what the series it belongs to varies
     counts: dict[NodeKind, NonNegative]
-    median_ns: NonNegative
-    p25_ns: NonNegative | None = None  # what is fitted; older runs lack it and fit the median
-    iqr_ns: NonNegative
-    count: NonNegative
     waited_ns: NonNegative = 0  # host waited so long for the device and launched at once
     worked_ns: NonNegative = 0  # or worked so long on an idle device before it launched
-
-    @property
-    def quiet_ns(self) -> int:
-        """What the launch takes where little disturbs it, as in `LaunchStats`."""
-        return self.median_ns if self.p25_ns is None else self.p25_ns
 
     @property
     def nodes(self) -> int:

@@ -14,20 +14,13 @@ from cgprof.record.strict import NonNegative, Record
 from cgprof.shapes import GraphKey
 
 
-class LaunchStats(Record):
-    """Summary of the samples of one stage. `noise` is IQR over median, None below five samples."""
+class Timed(Record):
+    """The middle of some times of one thing, and how far they lie apart."""
 
     count: NonNegative
     median_ns: NonNegative
     iqr_ns: NonNegative
     p25_ns: NonNegative | None = None  # older runs lack it
-    p90_ns: NonNegative | None = None  # and this
-    p95_ns: NonNegative
-    p99_ns: NonNegative | None = None  # None below a hundred samples
-    min_ns: NonNegative
-    outliers: NonNegative
-    noise: float | None
-    stopped_by: str
 
     @property
     def quiet_ns(self) -> int:
@@ -36,6 +29,18 @@ class LaunchStats(Record):
         Neighbours on a shared host only ever add time, to half of the samples and more.
         """
         return self.median_ns if self.p25_ns is None else self.p25_ns
+
+
+class LaunchStats(Timed):
+    """Summary of the samples of one stage. `noise` is IQR over median, None below five samples."""
+
+    p90_ns: NonNegative | None = None  # older runs lack it
+    p95_ns: NonNegative
+    p99_ns: NonNegative | None = None  # None below a hundred samples
+    min_ns: NonNegative
+    outliers: NonNegative
+    noise: float | None
+    stopped_by: str
 
 
 class StageStats(Record):

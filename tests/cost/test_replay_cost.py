@@ -10,7 +10,7 @@ from cgprof.cost.traced import traced_launches, with_traced
 from cgprof.measure.clock import CpuClock, clock_for
 from cgprof.measure.outside import GRAPH, trace_launches
 from cgprof.record.samples import SampleSink
-from tests.support.builders import build_engine, captured_engine, tiny_run
+from tests.support.builders import captured_engine, tiny_run
 from tests.support.ranks import run_ranks
 from tests.support.records import graph_record
 from tests.support.runs import failed_graph
@@ -139,17 +139,11 @@ def test_garbage_collector_rests_meanwhile():
 
 
 def of_rank(ranks, run):
-    engine = build_engine(run, ranks=ranks)
-    try:
-        with engine.active():
-            for key in engine.plan.keys:
-                engine.capture(key, lambda phase: None)
-            # Time goes at another speed on each rank.
-            clock = ScriptedClock(read_cost=1_000_000 * 400**ranks.rank)
-            costs = replay_costs(engine, records_of(engine), clock, SampleSink())
-            return {label: cost.idle.count for label, cost in costs.items()}
-    finally:
-        engine.close()
+    with captured_engine(run, ranks=ranks) as engine:
+        # Time goes at another speed on each rank.
+        clock = ScriptedClock(read_cost=1_000_000 * 400**ranks.rank)
+        costs = replay_costs(engine, records_of(engine), clock, SampleSink())
+        return {label: cost.idle.count for label, cost in costs.items()}
 
 
 def test_ranks_replay_equally_often_whatever_time_each_of_them_sees():

@@ -5,10 +5,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cgprof.config.schema import All2AllBackend
+from cgprof.errors import ReplayError
+from cgprof.graphs.dispatch import eager_key
 from cgprof.measure.clock import clock_for
 from cgprof.measure.worth import weigh_overlap, with_expert_times
 from cgprof.shapes import CapturePolicy, DecisionReason
-from tests.support.builders import build_engine, tiny_model, tiny_run
+from tests.support.builders import captured_engine, tiny_model, tiny_run
 from tests.support.graphs import decode_key
 from tests.support.ranks import run_ranks
 
@@ -61,24 +63,18 @@ def spreading(run, *, on=True):
 
 def weighed(ranks, run):
     """The record, the steps that were announced, and what a twin gives before and afterwards."""
-    engine = build_engine(run, ranks=ranks)
-    try:
-        with engine.active():
-            for key in engine.plan.keys:
-                engine.capture(key, lambda phase: None)
-            keys, outputs = engine.graphs.keys, [replayed(engine)]
-            seen = []
-            clock = CountingClock(100 if ranks is None or ranks.rank == 0 else 200)
-            with clock:
-                worth = weigh_overlap(engine, clock, lambda case: seen.append(str(case.split)))
-                worth = with_expert_times(engine, worth)
-            assert engine.graphs.keys is keys
-            assert not engine.table.requests
-            outputs.append(replayed(engine))
-            assert torch.equal(*outputs)
-            assert engine._dispatcher.kept is None
-    finally:
-        engine.close()
+    with captured_engine(run, ranks=ranks) as engine:
+        keys, outputs = engine.graphs.keys, [replayed(engine)]
+        seen = []
+        clock = CountingClock(100 if ranks is None or ranks.rank == 0 else 200)
+        with clock:
+            worth = weigh_overlap(engine, clock, lambda case: seen.append(str(case.split)))
+            worth = with_expert_times(engine, worth)
+        assert engine.graphs.keys is keys
+        assert not engine.table.requests
+        outputs.append(replayed(engine))
+        assert torch.equal(*outputs)
+        assert engine._dispatcher.kept is None
     return worth, seen
 
 
@@ -123,20 +119,14 @@ def test_ranks_find_what_their_collectives_cost_and_leave_no_trace(backend):
 
 def weighed_spread(ranks, run, read_ns=100):
     """The record, how often each decision was launched, and the loads that ranks voted on."""
-    engine = build_engine(run, ranks=ranks)
-    try:
-        with engine.active():
-            for key in engine.plan.keys:
-                engine.capture(key, lambda phase: None)
-            with CountingClock(read_ns) as clock:
-                worth = weigh_overlap(engine, clock, lambda case: None)
-            launched = dict(engine.runner.decisions)
-            loads = {
-                tuple(vote.shape.num_tokens for vote in votes): known.decision
-                for votes, known in engine.runner._known.items()
-            }
-    finally:
-        engine.close()
+    with captured_engine(run, ranks=ranks) as engine:
+        with CountingClock(read_ns) as clock:
+            worth = weigh_overlap(engine, clock, lambda case: None)
+        launched = dict(engine.runner.decisions)
+        loads = {
+            tuple(vote.shape.num_tokens for vote in votes): known.decision
+            for votes, known in engine.runner._known.items()
+        }
     return worth, launched, loads
 
 
@@ -188,16 +178,10 @@ def test_nothing_is_spread_without_the_setting():
 
 def spread_on_gpus(ranks, run):
     """The row of the spread steps, and how often each decision was launched."""
-    engine = build_engine(run, ranks=ranks)
-    try:
-        with engine.active():
-            for key in engine.plan.keys:
-                engine.capture(key, lambda phase: None)
-            worth = weigh_overlap(engine, clock_for(engine.device), lambda case: None)
-            worth = with_expert_times(engine, worth)
-            launched = dict(engine.runner.decisions)
-    finally:
-        engine.close()
+    with captured_engine(run, ranks=ranks) as engine:
+        worth = weigh_overlap(engine, clock_for(engine.device), lambda case: None)
+        worth = with_expert_times(engine, worth)
+        launched = dict(engine.runner.decisions)
     return [row for row in worth.rows if row.kind == "spread"], launched
 
 
@@ -242,23 +226,17 @@ def test_one_rank_has_nothing_to_hide():
 
 
 def fail_bare_on_one_rank(ranks, run):
-    engine = build_engine(run, ranks=ranks)
-    try:
-        with engine.active():
-            for key in engine.plan.keys:
-                engine.capture(key, lambda phase: None)
-            capture_bare = engine.capture_bare
+    with captured_engine(run, ranks=ranks) as engine:
+        capture_bare = engine.capture_bare
 
-            def with_less_room(bare, key):
-                bare.runner._output = bare.runner._output[:4]
-                capture_bare(bare, key)
+        def with_less_room(bare, key):
+            bare.runner._output = bare.runner._output[:4]
+            capture_bare(bare, key)
 
-            if ranks.rank == 1:
-                engine.capture_bare = with_less_room
-            clock = CountingClock(100)
-            return weigh_overlap(engine, clock, lambda case: None)
-    finally:
-        engine.close()
+        if ranks.rank == 1:
+            engine.capture_bare = with_less_room
+        clock = CountingClock(100)
+        return weigh_overlap(engine, clock, lambda case: None)
 
 
 @pytest.mark.ranks(2)
@@ -271,3 +249,15 @@ def test_bare_capture_that_fails_on_one_rank_is_told_on_all():
         assert large.bare_note.startswith("rank 1: ")
         assert "FULL-8x8q1 failed" in large.bare_note
         assert large.plain.count == ROUNDS
+
+
+def test_step_without_exchange_is_refused_unless_its_routing_was_kept():
+    with captured_engine(make_run(All2AllBackend.ALL_TO_ALL, size=1)) as engine:
+        step = engine.live.fill([5] * 4, [1] * 4, 0)
+        decision = engine.decision_for(eager_key(4))
+        with engine.without_exchange() as bare:
+            prepared = bare.runner.prepare(step, decision)
+            with pytest.raises(ReplayError, match=r"NONE-4.*no routing was kept"):
+                bare.runner.launch(prepared)
+            engine.keep_routing(bare, step, decision)
+            assert bare.runner.launch(bare.runner.prepare(step, decision)).isfinite().all()

@@ -77,9 +77,11 @@ def build_engine(
 
 
 @contextmanager
-def captured_engine(run: RunConfig, model: ModelConfig | None = None) -> Iterator[Engine]:
+def captured_engine(
+    run: RunConfig, model: ModelConfig | None = None, ranks: Ranks | None = None
+) -> Iterator[Engine]:
     """An engine inside `active()` with every planned key captured; closed afterwards."""
-    engine = build_engine(run, model)
+    engine = build_engine(run, model, ranks=ranks)
     try:
         with engine.active():
             for key in engine.plan.keys:
