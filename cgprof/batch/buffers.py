@@ -55,7 +55,10 @@ class DeviceFields:
 
 
 class InputBuffers:
-    """Allocated once at the limits. `begin` opens a host slot, `commit` uploads it."""
+    """Allocated once at the limits. `begin` opens a host slot, `commit` uploads it.
+
+    Uploads run on the stream that is current now, which must be current then.
+    """
 
     def __init__(
         self,

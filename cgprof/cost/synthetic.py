@@ -208,12 +208,12 @@ def _occupier(clock: CudaClock) -> Callable[[int], None]:
 
 def _cycles_per_ns(clock: CudaClock) -> float:
     """How far the counter of a spinning kernel runs; the second spin counts."""
-    span_ns = None
+    span, span_ns = clock.new_span(), None
     for _ in range(2):
-        clock.begin_span()
+        span.begin()
         torch.cuda._sleep(_CALIBRATION_CYCLES)
-        clock.end_span()
-        span_ns = clock.span_ns()
+        span.end()
+        span_ns = span.ns()
     if not span_ns:
         raise DeviceError("a spinning kernel took no time on the device: its clock is not usable")
     return _CALIBRATION_CYCLES / span_ns

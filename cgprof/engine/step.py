@@ -83,7 +83,8 @@ class StepRunner:
         peers: Peers | None = None,
     ) -> None:
         self.model = model
-        self.decisions: Counter[tuple[GraphKey, DecisionReason]] = Counter()
+        self._launched: list[StepDecision] = []  # since `_decisions` was last brought up to date
+        self._decisions: Counter[tuple[GraphKey, DecisionReason]] = Counter()
         self.vetoes: Counter[Veto] = Counter()
         self.inputs = InputWriter(memory.table, memory.block_table, memory.buffers)
         self._buffers = memory.buffers
@@ -107,6 +108,13 @@ class StepRunner:
     def has_peers(self) -> bool:
         """Whether other ranks take part in every step."""
         return self._peers is not None
+
+    @property
+    def decisions(self) -> Counter[tuple[GraphKey, DecisionReason]]:
+        """How often a step was launched as each key, and why."""
+        self._decisions.update((one.key, one.reason) for one in self._launched)
+        self._launched.clear()
+        return self._decisions
 
     def forget_counts(self) -> None:
         """Counts decisions and vetoes from here on."""
@@ -190,7 +198,8 @@ class StepRunner:
             self._forward(prepared.contexts, prepared.token_slices)()
             output = self._output[: prepared.decision.key.num_tokens]
         if count:
-            self.decisions[prepared.decision.key, prepared.decision.reason] += 1
+            # Hashing a key here would take as long as the launch: it is done when counts are read.
+            self._launched.append(prepared.decision)
         return output
 
     def logits(self, prepared: PreparedStep, hidden: torch.Tensor) -> torch.Tensor:

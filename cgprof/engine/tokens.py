@@ -29,7 +29,7 @@ class PendingTokens:
 
 
 class TokenRing:
-    """Host buffers for sampled tokens, used in turn."""
+    """Host buffers for sampled tokens, used in turn; on the stream that is current when made."""
 
     def __init__(self, max_num_reqs: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -38,6 +38,7 @@ class TokenRing:
             for _ in range(_TOKEN_SLOTS)
         ]
         self._done = [torch.cuda.Event() if on_gpu else None for _ in range(_TOKEN_SLOTS)]
+        self._stream = torch.cuda.current_stream() if on_gpu else None
         self._next = 0
         self._views: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -50,5 +51,5 @@ class TokenRing:
             host = self._views[index, num_reqs] = self._host[index][:num_reqs]
         host.copy_(tokens if tokens.shape[0] == num_reqs else tokens[:num_reqs], non_blocking=True)
         if done is not None:
-            done.record()
+            done.record(self._stream)
         return PendingTokens(host, done)

@@ -13,73 +13,97 @@ from cgprof.stats.quantiles import median
 _FLOOR_READS = 1001
 
 
+class Span(Protocol):
+    """A stretch of the device's work, used again and again."""
+
+    def begin(self) -> None:
+        """Marks on the device where it begins; enqueues only."""
+
+    def end(self) -> None:
+        """Marks on the device where it ends; enqueues only."""
+
+    def ns(self) -> int | None:
+        """Returns its device time, after waiting for its end; None without a device.
+
+        A span on an idle device begins at once, hence holds the host's part up to the first kernel.
+        """
+
+
 class Clock(Protocol):
-    """Reads host time, and the device time of one span after another."""
+    """Reads host time, and makes spans of device time."""
 
     def read_ns(self) -> int:
         """Returns monotone host time."""
 
-    def begin_span(self) -> None:
-        """Marks on the device where a span begins; enqueues only."""
-
-    def end_span(self) -> None:
-        """Marks on the device where the span ends; enqueues only."""
-
-    def span_ns(self) -> int | None:
-        """Returns the last span's device time, after waiting for its end; None without a device.
-
-        A span on an idle device begins at once, hence holds the host's part up to the first kernel.
-        """
+    def new_span(self) -> Span:
+        """Returns a span on the stream that is current now."""
 
     def synchronize(self) -> None:
         """Waits for all work on the device."""
 
 
+class _NoSpan:
+    """Costs nothing and has no time."""
+
+    def begin(self) -> None:
+        """Does nothing."""
+
+    def end(self) -> None:
+        """Does nothing."""
+
+    def ns(self) -> int | None:
+        """Returns None: there is no device."""
+        return None
+
+
 class CpuClock:
-    """The clock of a run without a device: spans cost nothing and have no time."""
+    """The clock of a run without a device."""
 
     def read_ns(self) -> int:
         """Returns monotone host time."""
         return time.perf_counter_ns()
 
-    def begin_span(self) -> None:
-        """Does nothing."""
-
-    def end_span(self) -> None:
-        """Does nothing."""
-
-    def span_ns(self) -> int | None:
-        """Returns None: there is no device."""
-        return None
+    def new_span(self) -> Span:
+        """Returns a span without a time."""
+        return _NoSpan()
 
     def synchronize(self) -> None:
         """Does nothing: operators on the CPU are done when they return."""
 
 
-class CudaClock:
-    """Host time and one pair of CUDA events, recorded on the stream that is current."""
+class _CudaSpan:
+    """A pair of CUDA events; finding the stream out at each record would cost more than both."""
 
     def __init__(self) -> None:
+        self._stream = torch.cuda.current_stream()
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
+
+    def begin(self) -> None:
+        """Records the first event."""
+        self._begin.record(self._stream)
+
+    def end(self) -> None:
+        """Records the second event."""
+        self._end.record(self._stream)
+
+    def ns(self) -> int | None:
+        """Waits for the second event and returns the time between both."""
+        self._end.synchronize()
+        elapsed_ms: float = self._begin.elapsed_time(self._end)
+        return round(elapsed_ms * 1e6)
+
+
+class CudaClock:
+    """Host time, and spans between CUDA events."""
 
     def read_ns(self) -> int:
         """Returns monotone host time."""
         return time.perf_counter_ns()
 
-    def begin_span(self) -> None:
-        """Records the first event."""
-        self._begin.record()
-
-    def end_span(self) -> None:
-        """Records the second event."""
-        self._end.record()
-
-    def span_ns(self) -> int | None:
-        """Waits for the second event and returns the time between both."""
-        self._end.synchronize()
-        elapsed_ms: float = self._begin.elapsed_time(self._end)
-        return round(elapsed_ms * 1e6)
+    def new_span(self) -> Span:
+        """Returns a pair of events."""
+        return _CudaSpan()
 
     def synchronize(self) -> None:
         """Waits for all work on the current device."""

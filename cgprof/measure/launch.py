@@ -1,7 +1,7 @@
 """Times the stages of steps in the engine's own loop, from the vote to the tokens.
 
 Each step waits for its tokens, so that the next launch finds an idle device. Only clock reads and
-device marks stand between the stages; everything else happens between steps.
+device marks stand between the stages. The device time of a step is read while the next one runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cgprof.graphs.cuda import gc_paused
-from cgprof.measure.clock import Clock
+from cgprof.measure.clock import Clock, Span
 from cgprof.measure.samples import Samples
 from cgprof.measure.stopping import CountRule, StoppingRule
 from cgprof.shapes import StepDecision
@@ -103,10 +103,11 @@ class _Series:
     """The marks of one series of steps, flat in one array."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
         self._read = clock.read_ns
         self._marks = array("q")
         self._device_ns = array("q")
+        self._span, self._spare = clock.new_span(), clock.new_span()
+        self._unread: Span | None = None
         self._has_peers = False
 
     def run(self, runner: StepRunner, turn: Turn) -> int:
@@ -121,19 +122,16 @@ class _Series:
         decision = turn.decision or decided
         prepared = runner.prepare(step, decision)
         mark(read())
-        self._clock.begin_span()
+        self._span.begin()
         mark(read())
         hidden = runner.launch(prepared)
         mark(read())
-        self._clock.end_span()
+        self._end_span()
         mark(read())
         pending = runner.finish(prepared, hidden)
         mark(read())
         pending.wait()
         mark(read())
-        device_ns = self._clock.span_ns()
-        if device_ns is not None:
-            self._device_ns.append(device_ns)
         return self._marks[-4] - self._marks[-5]
 
     def run_empty(self) -> None:
@@ -141,15 +139,16 @@ class _Series:
         mark, read = self._marks.append, self._read
         for _ in range(4):
             mark(read())
-        self._clock.begin_span()
+        self._span.begin()
         for _ in range(2):
             mark(read())
-        self._clock.end_span()
+        self._end_span()
         for _ in range(3):
             mark(read())
 
     def samples(self, stopped_by: str) -> Samples:
         """Returns the stages' times."""
+        self._read_device()
         marks = np.array(self._marks, np.int64).reshape(-1, _MARKS)
         return Samples(
             vote_ns=marks[:, 1] - marks[:, 0] if self._has_peers else None,
@@ -161,3 +160,18 @@ class _Series:
             device_ns=np.array(self._device_ns, np.int64) if self._device_ns else None,
             stopped_by=stopped_by,
         )
+
+    def _end_span(self) -> None:
+        """Ends the step's span and reads the one before, while the device has work to do."""
+        self._span.end()
+        self._read_device()
+        self._unread = self._span
+        self._span, self._spare = self._spare, self._span
+
+    def _read_device(self) -> None:
+        if self._unread is None:
+            return
+        device_ns = self._unread.ns()
+        if device_ns is not None:
+            self._device_ns.append(device_ns)
+        self._unread = None

@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.recording --model qwen3-30b-a3b --sizes 1,64 --processes 5
 
-Both loops run in one process and take turns, block by block; each process also prints the p50 of
-its replay launches. A p50 that moves by more than the bound over the processes is inconclusive.
+Both loops run in one process and take turns, a few steps each, so that a host whose pace changes
+slows both; medians over all steps are compared, the first step of each turn left out. Each process
+also prints the p50 of its replay launches: one that moves by more than the bound is inconclusive.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cgprof.measure.launch import sample_steps
 from cgprof.measure.stopping import CountRule
 from cgprof.stats.ratio import ratio_of_medians
 
-BLOCKS, STEPS = 8, 40
+TURNS, STEPS = 48, 11
 MOST_OVERHEAD, MOST_SPREAD = 0.01, 0.03
 
 
@@ -50,35 +51,51 @@ def measure_key(engine: Engine, key) -> dict[str, object]:
     runner, clock = engine.runner, clock_for(engine.device)
     step, decision = engine.live_step(key), engine.decision_for(key)
 
-    def bare() -> None:
+    launches: list[int] = []
+
+    def bare() -> list[int]:
+        ends = []
+        clock.synchronize()
         for _ in range(STEPS):
             runner.decide(step, runner.share(step))
             prepared = runner.prepare(step, decision)
             runner.finish(prepared, runner.launch(prepared)).wait()
+            ends.append(time.perf_counter_ns())
+        return ends
 
-    launches: list[int] = []
+    def recorded() -> list[int]:
+        rule = Ends(STEPS)
+        samples = sample_steps(runner, step, clock, rule, decision=decision)
+        launches.extend(samples.launch_ns[1:].tolist())
+        return rule.ends
 
-    def recorded() -> None:
-        samples = sample_steps(runner, step, clock, CountRule(STEPS), decision=decision)
-        launches.extend(samples.launch_ns.tolist())
-
-    blocks: dict[str, list[int]] = {"bare": [], "recorded": []}
     loops = {"bare": bare, "recorded": recorded}
-    for index in range(BLOCKS + 1):
-        for name in ("bare", "recorded") if index % 2 else ("recorded", "bare"):
+    times: dict[str, list[int]] = {name: [] for name in loops}
+    for index in range(TURNS + 1):
+        for name in loops if index % 2 else reversed(loops):
             with gc_paused():
-                clock.synchronize()
-                start = time.perf_counter_ns()
-                loops[name]()
-                if index:
-                    blocks[name].append(time.perf_counter_ns() - start)
-    ratio = ratio_of_medians(np.array(blocks["recorded"]), np.array(blocks["bare"]), seed=0)
+                steps = np.diff(loops[name]())
+            if index:
+                times[name].extend(steps.tolist())
+    ratio = ratio_of_medians(np.array(times["recorded"]), np.array(times["bare"]), seed=0)
     return {
         "key": str(key),
-        "step_ns": int(np.median(blocks["bare"])) // STEPS,
+        "step_ns": int(np.median(times["bare"])),
         "recorded_over_bare": ratio,
-        "launch_p50_ns": int(np.median(launches[STEPS:])),
+        "launch_p50_ns": int(np.median(launches[STEPS - 1 :])),
     }
+
+
+class Ends(CountRule):
+    """A rule that notes when each step ended."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.ends: list[int] = []
+
+    def add(self, sample_ns: int, elapsed_s: float) -> bool:
+        self.ends.append(time.perf_counter_ns())
+        return super().add(sample_ns, elapsed_s)
 
 
 def main() -> int:

@@ -67,6 +67,25 @@ def test_sample_steps_reports_device_time_of_the_span():
     assert samples.stats().device.median_ns == STAGES["launch"]
 
 
+def test_device_time_of_a_step_is_read_while_the_next_one_runs_and_of_the_last_at_the_end():
+    clock = ScriptedClock(has_device=True)
+    costs = iter([100, 300, 200])
+    samples = _sample(ScriptedRunner(clock, launch=lambda key: next(costs)), clock, count=3)
+    assert samples.device_ns.tolist() == [100, 300, 200]
+    seen = [name for name in clock.log if name in ("begin", "end", "device", "finish", "wait")]
+    first = ["begin", "end", "finish", "wait"]
+    later = ["begin", "end", "device", "finish", "wait"]
+    assert seen == [*first, *later, *later, "device"]
+
+
+def test_turns_of_a_round_keep_their_device_times_apart():
+    clock = ScriptedClock(has_device=True)
+    runner = ScriptedRunner(clock, launch=lambda key: 1000 * key.num_tokens)
+    turns = [Turn(step=step_of(size), decision=decision_for(full_key(size))) for size in (4, 2)]
+    series = round_robin(runner, turns, clock, rounds=3)
+    assert [one.device_ns.tolist() for one in series] == [[4000] * 3, [2000] * 3]
+
+
 def test_sample_steps_launches_only_after_the_step_before_was_waited_for():
     clock = ScriptedClock()
     runner = ScriptedRunner(clock)

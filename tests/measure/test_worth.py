@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cgprof.config.schema import All2AllBackend
 from cgprof.errors import ReplayError
 from cgprof.graphs.dispatch import eager_key
-from cgprof.measure.clock import clock_for
+from cgprof.measure.clock import CpuClock, clock_for
 from cgprof.measure.worth import weigh_overlap, with_expert_times
 from cgprof.shapes import CapturePolicy, DecisionReason
 from tests.support.builders import captured_engine, tiny_model, tiny_run
@@ -37,14 +37,8 @@ class CountingClock(TorchDispatchMode):
         self.now += self._read_ns
         return self.now
 
-    def begin_span(self):
-        pass
-
-    def end_span(self):
-        pass
-
-    def span_ns(self):
-        return None
+    def new_span(self):
+        return CpuClock().new_span()
 
     def synchronize(self):
         pass

@@ -34,8 +34,7 @@ class ScriptedClock:
         self.now = 1_000
         self.read_cost = read_cost
         self.log = []
-        self._has_device = has_device
-        self._span = [0, 0]
+        self.has_device = has_device
 
     def advance(self, ns):
         self.now += ns
@@ -45,19 +44,31 @@ class ScriptedClock:
         self.log.append("read")
         return self.now
 
-    def begin_span(self):
-        self.log.append("begin")
-        self._span[0] = self.now
-
-    def end_span(self):
-        self.log.append("end")
-        self._span[1] = self.now
-
-    def span_ns(self):
-        return self._span[1] - self._span[0] if self._has_device else None
+    def new_span(self):
+        return ScriptedSpan(self)
 
     def synchronize(self):
         self.log.append("synchronize")
+
+
+class ScriptedSpan:
+    """Begins and ends when the clock says so; each read takes nothing and is in the log."""
+
+    def __init__(self, clock):
+        self._clock = clock
+        self._marks = [0, 0]
+
+    def begin(self):
+        self._clock.log.append("begin")
+        self._marks[0] = self._clock.now
+
+    def end(self):
+        self._clock.log.append("end")
+        self._marks[1] = self._clock.now
+
+    def ns(self):
+        self._clock.log.append("device")
+        return self._marks[1] - self._marks[0] if self._clock.has_device else None
 
 
 class ScriptedRunner:
