@@ -62,21 +62,10 @@ class _Layout:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What a host slot holds of its last step."""
-
-    blocks: BlockTable
-    layout: _Layout | None  # None if the fields of a layout are not those of one
-    stamps: NDArray[np.int64]  # [R] of each row's blocks; in padding -1 less their block
-
-
 class InputWriter:
     """Fills the buffers from the requests' state.
 
-    A host slot keeps what its last step left, where that is what this step would write: the fields
-    that depend on the layout alone, and rows of the block table. Copying the table anew touches so
-    much memory that all else on the host takes longer, the launch included.
+    A host slot whose last step had the same layout keeps the fields that depend on nothing else.
     """
 
     def __init__(self, table: RequestTable, block_table: BlockTable, buffers: InputBuffers) -> None:
@@ -97,36 +86,25 @@ class InputWriter:
             ReplayError: The step does not fit the key, or the key does not fit the buffers.
         """
         num_reqs = self._check_fit(key, step.shape)
-        host = self._buffers.begin()
-        before = self._before()
+        host, before = self._buffers.begin(), self._buffers.kept
         computed = self._table.num_computed.take(step.rows)
         temperature = self._table.temperature.take(step.rows)
         any_random = bool(temperature.any())
         layout = None
         if step.one_each and not any_random and not spread:
             layout = _Layout(step.rows.size, num_reqs, key.num_tokens)
-        self._write_requests(host, step, computed, num_reqs)
-        self._write_blocks(host, step.rows, num_reqs, padding, before.stamps)
+        self._write_requests(host, step, computed, num_reqs, padding)
         self._write_tokens(host, step, computed, key.num_tokens, padding)
-        if layout is None or layout != before.layout:
+        if layout is None or layout != before:
             self._write_layout(host, step, num_reqs, key.num_tokens)
             self._write_sampling(host, step, temperature if any_random else None, num_reqs)
         if spread:
             self._move_apart(host, spread, padding)
         microbatches = self._split(host, key, num_reqs, step.query_lens, spread)
-        kept = _Kept(blocks=self._block_table, layout=layout, stamps=before.stamps)
-        self._buffers.commit(num_reqs, keep=None if spread else kept)
+        self._buffers.commit(num_reqs, keep=layout)
         return WrittenInputs(
             host=host, num_reqs=num_reqs, microbatches=microbatches, any_random=any_random
         )
-
-    def _before(self) -> _Kept:
-        """What the open slot holds that this writer may keep."""
-        kept = self._buffers.kept
-        if isinstance(kept, _Kept) and kept.blocks is self._block_table:
-            return kept
-        unknown = np.full(self._buffers.max_num_reqs, np.iinfo(np.int64).min)
-        return _Kept(blocks=self._block_table, layout=None, stamps=unknown)
 
     def _check_fit(self, key: GraphKey, shape: BatchShape) -> int:
         """Returns the padded number of requests; these bounds guard the writes that follow."""
@@ -146,32 +124,15 @@ class InputWriter:
         step: Step,
         computed: NDArray[np.int32],
         num_reqs: int,
-    ) -> None:
-        real = step.rows.size
-        np.add(computed, step.query_lens, out=host.seq_lens[:real])
-        if real < num_reqs:
-            host.seq_lens[real:num_reqs] = 0
-
-    def _write_blocks(
-        self,
-        host: HostFields,
-        rows: NDArray[np.int32],
-        num_reqs: int,
         padding: PaddingFill,
-        stamps: NDArray[np.int64],
     ) -> None:
-        """Writes the rows of the block table that the slot does not hold, as `stamps` [R] tell."""
-        real, table = rows.size, self._block_table
-        wanted = np.full(num_reqs, -1 - padding.block)
-        wanted[:real] = table.stamps[rows]
-        changed = np.flatnonzero(stamps[:num_reqs] != wanted)
-        if not changed.size:
-            return
-        stamps[:num_reqs] = wanted
-        num_changed = int(changed.searchsorted(real))
-        host.block_table[changed[num_changed:]] = padding.block
-        changed = changed[:num_changed]
-        host.block_table[changed] = table.array[rows[changed]]
+        rows, real = step.rows, step.rows.size
+        np.add(computed, step.query_lens, out=host.seq_lens[:real])
+        self._block_table.array.take(rows, axis=0, out=host.block_table[:real], mode="clip")
+        if real < num_reqs:
+            pad = slice(real, num_reqs)
+            host.seq_lens[pad] = 0
+            host.block_table[pad] = padding.block
 
     def _write_layout(self, host: HostFields, step: Step, num_reqs: int, num_tokens: int) -> None:
         """Which tokens are whose; needs nothing of the requests' state."""

@@ -17,9 +17,12 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """Returns the largest logit's token of each row [r] i64; logits [r, V] of any float type."""
-    return logits.argmax(dim=-1)
+def greedy(logits: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns the largest logit's token of each row [r] i64, in `out` if given.
+
+    logits: [r, V] of any float type.
+    """
+    return torch.argmax(logits, dim=-1, out=out)
 
 
 def sample(logits: torch.Tensor, temperature: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from cgprof.batch.buffers import InputBuffers
 from cgprof.batch.context import AttentionMetadata, ForwardContext, Handoff, InputBatch
 from cgprof.batch.request import RequestTable
 from cgprof.config.schema import Limits, MicrobatchConfig
+from cgprof.engine.finish_graphs import FinishGraphs
 from cgprof.engine.inputs import CLEAN, InputWriter, PaddingFill, padded_requests
 from cgprof.engine.peers import Peers
 from cgprof.engine.sampler import greedy, sample
@@ -43,6 +44,7 @@ class StepMemory:
     block_table: BlockTable
     buffers: InputBuffers
     output: torch.Tensor  # [T, D] hidden states; every pass writes its first rows
+    finish_graphs: FinishGraphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class StepRunner:
         self.inputs = InputWriter(memory.table, memory.block_table, memory.buffers)
         self._buffers = memory.buffers
         self._output = memory.output
+        self._finish_graphs = memory.finish_graphs
         self._graphs = graphs
         self._microbatches = splitting.microbatches
         self._enter = splitting.enter
@@ -207,13 +210,16 @@ class StepRunner:
         return self._scores(prepared, hidden).to(torch.float32)
 
     def finish(self, prepared: PreparedStep, hidden: torch.Tensor) -> PendingTokens:
-        """Enqueues logits, sampling and the copy of the tokens to the host."""
-        scores = self._scores(prepared, hidden)
-        if prepared.any_random:
-            num_reqs, fields = scores.shape[0], self._buffers.device_fields
-            tokens = sample(scores, fields.temperature[:num_reqs], fields.draws[:num_reqs])
-        else:
-            tokens = greedy(scores)
+        """Enqueues logits, sampling and the copy of the tokens to the host.
+
+        After the replay of a graph whose requests are greedy and run one token each, the first two
+        are a graph as well; `hidden` must be what that replay returned.
+        """
+        tokens, num_reqs = None, prepared.decision.key.num_reqs
+        if prepared.graph is not None and num_reqs is not None and self._is_in_order(prepared):
+            tokens = None if prepared.any_random else self._finish_graphs.tokens(num_reqs)
+        if tokens is None:
+            tokens = self._choose(prepared, hidden)
         pending = self._tokens.send(tokens, prepared.step.shape.num_reqs)
         if self._peers is not None:
             self._peers.launched(prepared.decision.key, pending.is_done)
@@ -240,10 +246,23 @@ class StepRunner:
             kept.begin_pass()
         self._dispatcher.lane, self._dispatcher.kept = lane, kept
 
+    def _choose(self, prepared: PreparedStep, hidden: torch.Tensor) -> torch.Tensor:
+        """Each request's token [R] i64, operator by operator."""
+        scores = self._scores(prepared, hidden)
+        if not prepared.any_random:
+            return greedy(scores)
+        num_reqs, fields = scores.shape[0], self._buffers.device_fields
+        return sample(scores, fields.temperature[:num_reqs], fields.draws[:num_reqs])
+
+    @staticmethod
+    def _is_in_order(prepared: PreparedStep) -> bool:
+        """Whether a request's row of the hidden states is its place in the batch."""
+        return prepared.step.one_each and not prepared.spread
+
     def _scores(self, prepared: PreparedStep, hidden: torch.Tensor) -> torch.Tensor:
-        """The same [R, V] in the model's dtype."""
+        """The scores [R, V] of each request's last token, in the model's dtype."""
         num_reqs = prepared.decision.key.num_reqs or prepared.step.shape.num_reqs
-        if prepared.step.one_each and not prepared.spread:
+        if self._is_in_order(prepared):
             all_rows = num_reqs == hidden.shape[0]
             return self.model.scores(hidden if all_rows else hidden[:num_reqs])
         rows = self._buffers.device_fields.sample_rows[:num_reqs]

@@ -16,6 +16,7 @@ from cgprof.batch.context import Handoff, PlainHandoff
 from cgprof.batch.request import RequestTable
 from cgprof.config.compat import blocks_needed
 from cgprof.config.schema import ModelConfig, RunConfig
+from cgprof.engine.finish_graphs import FinishGraphs
 from cgprof.engine.live import LiveRequests
 from cgprof.engine.peers import Peers
 from cgprof.engine.reference import Reference
@@ -195,6 +196,7 @@ class Engine:
         if self.peers is not None:
             self.peers.close()
         self.graphs.free()
+        self.finish_graphs.free()
         if self.microbatches is not None:
             self.microbatches.close()
 
@@ -266,6 +268,7 @@ class Engine:
             else CudaRecorder(self.compute_stream, [s for s in (self.comm_stream,) if s])
         )
         self.graphs = self._new_graphs()
+        self.finish_graphs = self._capture_finish()
         if ranks is not None:
             self.peers = Peers(ranks, self.graphs, config)
         self._dispatcher = dispatcher
@@ -273,6 +276,14 @@ class Engine:
         self.live = LiveRequests(
             self.runner, self.table, self.block_table, limits, self.model_config.vocab_size
         )
+
+    def _capture_finish(self) -> FinishGraphs:
+        wanted = self.config.capture.finish_graphs
+        counts = [key.num_reqs for key in self.plan.keys if wanted and key.num_reqs is not None]
+        recorder: Recorder = (
+            TapeRecorder() if self.compute_stream is None else CudaRecorder(self.compute_stream)
+        )
+        return FinishGraphs(recorder, self.model, self.output, counts)
 
     def _new_graphs(self) -> GraphManager:
         return GraphManager(
@@ -293,6 +304,7 @@ class Engine:
                 block_table=self.block_table,
                 buffers=self.buffers,
                 output=self.output,
+                finish_graphs=self.finish_graphs,
             ),
             graphs=graphs,
             splitting=Splitting(

@@ -10,10 +10,7 @@ from cgprof.kvcache.pool import BlockPool
 
 
 class BlockTable:
-    """One row of blocks a request: the block of position p is `array[row, p // block_size]`.
-
-    `stamps[row]` changes whenever the row's blocks do, and no two rows ever had the same one.
-    """
+    """One row of blocks a request: the block of position p is `array[row, p // block_size]`."""
 
     def __init__(
         self, max_num_seqs: int, blocks_per_request: int, block_size: int, pool: BlockPool
@@ -21,7 +18,6 @@ class BlockTable:
         self.block_size = block_size
         self.array: NDArray[np.int32] = np.zeros((max_num_seqs, blocks_per_request), np.int32)
         self.num_blocks: NDArray[np.int32] = np.zeros(max_num_seqs, np.int32)
-        self.stamps: NDArray[np.int64] = np.arange(max_num_seqs)
         self.pool = pool
 
     def ensure(self, rows: NDArray[np.int32], num_tokens: NDArray[np.int32]) -> None:
@@ -48,7 +44,6 @@ class BlockTable:
         grown = np.repeat(rows, missing)
         self.array[grown, self.num_blocks[grown] + within] = blocks
         self.num_blocks[rows] += missing
-        self.stamps[rows[missing > 0]] += self.stamps.size
 
     def release(self, row: int) -> None:
         """Gives the row's blocks back to the pool and zeroes the row."""
@@ -56,4 +51,3 @@ class BlockTable:
         self.pool.free(self.array[row, :count].tolist())
         self.array[row, :count] = 0
         self.num_blocks[row] = 0
-        self.stamps[row] += self.stamps.size

@@ -97,6 +97,7 @@ def memory_totals(
         kv_cache_bytes=engine.kv_cache.nbytes,
         weights_bytes=engine.weights_bytes,
         communicators={} if engine.ranks is None else dict(engine.ranks.communicator_bytes),
+        finish_graphs_bytes=engine.finish_graphs.device_bytes,
     )
 
 

@@ -173,3 +173,4 @@ class MemoryTotals(Record):
     kv_cache_bytes: NonNegative
     weights_bytes: NonNegative
     communicators: dict[str, NonNegative] = Field(default_factory=dict)  # before any capture
+    finish_graphs_bytes: NonNegative | None = None  # on the device, before any capture

@@ -19,8 +19,9 @@ from cgprof.record.votes import VetoCount
 from cgprof.record.worth import WorthRecord
 from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey
 
-SCHEMA_VERSION = 5
-READABLE_VERSIONS = (2, 3, 4, 5)  # a newer one only adds what may be absent
+SCHEMA_VERSION = 6
+READABLE_VERSIONS = (2, 3, 4, 5, 6)  # a newer one only adds what may be absent
+_FINISH_GRAPHS_SINCE = 6
 _DROPPED_SETTINGS = (("measure", "pin_host"),)  # that older runs may have
 
 
@@ -122,8 +123,8 @@ class RunRecord(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_dropped(cls, values: object) -> object:
-        """Takes out settings that older versions had, so that their runs can be read."""
+    def _of_older_versions(cls, values: object) -> object:
+        """Takes out settings that older versions had, and puts in what they did without one."""
         if not isinstance(values, dict) or not isinstance(values.get("config"), dict):
             return values
         config, dropped = dict(values["config"]), dict(values.get("dropped_settings", {}))
@@ -132,4 +133,11 @@ class RunRecord(Record):
             if isinstance(settings, dict) and name in settings:
                 dropped[f"{part}.{name}"] = str(settings[name])
                 config[part] = {key: value for key, value in settings.items() if key != name}
+        version, capture = values.get("schema_version"), config.get("capture")
+        if (
+            isinstance(version, int)
+            and version < _FINISH_GRAPHS_SINCE
+            and isinstance(capture, dict)
+        ):
+            config["capture"] = {**capture, "finish_graphs": False}
         return {**values, "config": config, "dropped_settings": dropped}

@@ -63,6 +63,7 @@ def totals_table(rank: RankRecord) -> Table:
         ("outputs, before the first capture", totals.outputs_bytes, None, None, None),
         ("KV cache", totals.kv_cache_bytes, None, None, None),
         ("weights", totals.weights_bytes, None, None, None),
+        *_finish_rows(totals),
         *(
             (f"communicator of {_LANES.get(lane, lane)}", num_bytes, None, None, None)
             for lane, num_bytes in totals.communicators.items()
@@ -80,6 +81,13 @@ def totals_table(rank: RankRecord) -> Table:
             *([_STARTED_FIRST] if totals.communicators else []),
         ),
     )
+
+
+def _finish_rows(totals: MemoryTotals) -> list[tuple[Cell, ...]]:
+    if totals.finish_graphs_bytes is None:
+        return []
+    what = "graphs of logits and greedy tokens, before the first capture"
+    return [(what, totals.finish_graphs_bytes, None, None, None)]
 
 
 def _memory_row(graph: GraphRecord, streams: list[str]) -> tuple[Cell, ...]:

@@ -68,20 +68,14 @@ def test_release_zeroes_the_row_and_gives_blocks_back():
 
 @settings(deadline=None, derandomize=True, max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 64)), max_size=30))
-def test_rows_never_share_a_block_nor_a_stamp_and_never_hold_block_0(steps):
+def test_rows_never_share_a_block_and_never_hold_block_0(steps):
     pool = BlockPool(17)
-    seen: dict[int, list[int]] = {}
     table = BlockTable(4, 4, 16, pool)
     for row, num_tokens in steps:
         if num_tokens:
             table.ensure(_ints(row), _ints(num_tokens))
         else:
             table.release(row)
-        for r in range(4):
-            assert seen.setdefault(int(table.stamps[r]), table.array[r].tolist()) == (
-                table.array[r].tolist()
-            )
-        assert len(set(table.stamps.tolist())) == 4
         owned = [b for r in range(4) for b in table.array[r, : table.num_blocks[r]].tolist()]
         assert len(owned) == len(set(owned)) == 16 - pool.num_free
         assert 0 not in owned

@@ -84,6 +84,7 @@ def test_capture_keys_measures_parts_per_key_and_totals_per_half():
     assert totals.plain_bytes == (8 + 4 + 32 + 6) * MIB
     assert totals.twin_bytes == (16 + 3) * MIB
     assert (totals.outputs_bytes, totals.kv_cache_bytes, totals.weights_bytes) == (128, 128, 4096)
+    assert totals.finish_graphs_bytes == 512
 
 
 def test_capture_keys_says_what_was_asked_for_and_what_became_of_it():

@@ -205,6 +205,7 @@ def test_folder_of_schema_version_2_is_read_with_what_it_holds(tmp_path):
         assert graph.replay.launch.median_ns == same.replay.launch.median_ns
         assert (graph.key, graph.nodes, graph.memory) == (same.key, same.nodes, same.memory)
     assert (older.config.parallel.data_parallel_size, older.environment.code) == (1, None)
+    assert older.config.capture.finish_graphs is False
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "\xff", "[" * 100_000, "1" * 5000])

@@ -39,7 +39,10 @@ def test_totals_name_the_communicators():
         kv_cache_bytes=0,
         weights_bytes=0,
         communicators={"captured": 5 << 20, "eager": 3 << 20},
+        finish_graphs_bytes=7 << 20,
     )
     rows = {row["what"]: row for row in totals_table(RankRecord(totals=totals)).records()}
     assert rows["communicator of graphs"]["headline_bytes"] == 5 << 20
     assert rows["communicator of eager calls"]["headline_bytes"] == 3 << 20
+    (told,) = [row for what, row in rows.items() if "greedy tokens" in what]
+    assert told["headline_bytes"] == 7 << 20

@@ -27,6 +27,8 @@ _LATER = {
     "effective_mode",
     "exchange_moved_bytes",
     "exchange_needed_bytes",
+    "finish_graphs",
+    "finish_graphs_bytes",
     "host_pace_ns",
     "instrumented",
     "launch_model",
