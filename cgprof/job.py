@@ -31,7 +31,7 @@ from cgprof.measure.launch import recording_overhead_ns
 from cgprof.measure.memory import MemoryReader
 from cgprof.measure.nvml import NvmlDevice
 from cgprof.measure.outside import count_outside
-from cgprof.measure.profile import profile_key, profile_round_robin
+from cgprof.measure.profile import profile_key, profile_round_robin, repeat_slow
 from cgprof.measure.progress import Progress
 from cgprof.measure.shortage import with_final_words
 from cgprof.measure.worth import weigh_overlap, with_expert_times
@@ -152,6 +152,7 @@ class Job:
                 profile_key(self._engine, graph, self._clock, self._writer.samples, self._nvml),
             )
             self.save("partial")
+        self._repeat_slow()
         ready = [graph for graph in self._graphs if graph.failure is None]
         if not all(graph.round_robin for graph in ready):
             self._progress.say(f"profile {len(ready)} keys in turn")
@@ -160,6 +161,21 @@ class Job:
                 self._engine, self._graphs, self._clock, self._writer.samples
             )
             self.save("partial")
+
+    def _repeat_slow(self) -> None:
+        """Times keys again beside which the host was slow, of those that this process timed."""
+        own = [one for one in self._graphs if one.timing_process_id == os.getpid()]
+        samples, say = self._writer.samples, self._progress.say
+        found = repeat_slow(self._engine, own, self._clock, samples, self._nvml, say)
+        if not found:
+            return
+        again = {one.key: one for one in found}
+        self._graphs = [again.get(graph.key, graph) for graph in self._graphs]
+        note = (
+            f"hot replays of {len(found)} keys are of a second try: the host was slow beside them"
+        )
+        self._update(notes=(*self.record.notes, note))
+        self.save("partial")
 
     def _look_inside(self) -> None:
         """Costs of the replay call and contents of the graphs; traces, so after all timing."""

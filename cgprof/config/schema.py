@@ -117,6 +117,7 @@ class MeasureConfig(_Part):
     max_samples: Positive = 40
     max_seconds_per_key: Annotated[float, Field(gt=0)] = 1.0
     relative_noise: Annotated[float, Field(gt=0)] = 0.03  # stop when IQR / median falls below
+    slow_host_repeats: Annotated[int, Field(ge=0)] = 3  # of hot series that met a slow host
     round_robin_rounds: Annotated[int, Field(ge=0)] = 10
     memory_sample_ms: Annotated[float, Field(gt=0)] | None = None  # a thread reads; rows say so
     replay_samples: Annotated[int, Field(ge=0)] = 30  # of the replay call alone, idle and busy

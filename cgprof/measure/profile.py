@@ -1,9 +1,15 @@
-"""The launches of captured keys: eager, first and hot, key by key, then all keys in turn."""
+"""The launches of captured keys: eager, first and hot, key by key, then all keys in turn.
+
+Between the two, hot series that met a slow host are taken again: what a launch takes is the
+graph's matter at one pace of the host, and the host's at two.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cgprof.errors import MicrobatchError, ReplayError
@@ -13,20 +19,32 @@ from cgprof.measure.launch import Turn, round_robin, sample_steps
 from cgprof.measure.nvml import NvmlDevice
 from cgprof.measure.pace import host_pace_ns
 from cgprof.measure.sampler import sampled
+from cgprof.measure.samples import Samples
 from cgprof.measure.stopping import CountRule, NoiseRule, StoppingRule
 from cgprof.measure.warnings import (
     bound_by,
     launch_warnings,
     throttle_warnings,
+    timing_warnings,
 )
-from cgprof.record.graph import GraphRecord
+from cgprof.record.graph import MOST_SLOWER, GraphRecord
 from cgprof.record.samples import SampleSink
+from cgprof.shapes import GraphKey
 
 if TYPE_CHECKING:
     from cgprof.engine.worker import Engine
 
 # Of a series of replays on several ranks, where no rank may stop before another.
 _SAMPLES_OF_RANKS = 15
+_LONGEST_REPEAT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hot:
+    """Replays of one key again and again, and the slower pace of the host before and after."""
+
+    samples: Samples
+    pace_ns: int
 
 
 def profile_key(
@@ -47,6 +65,42 @@ def profile_key(
         return _profile(engine, record, clock, sink, nvml)
     except (ReplayError, MicrobatchError) as error:
         return record.model_copy(update={"failure": str(error)})
+
+
+def repeat_slow(
+    engine: Engine,
+    records: Sequence[GraphRecord],
+    clock: Clock,
+    sink: SampleSink,
+    nvml: NvmlDevice | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[GraphRecord, ...]:
+    """Returns the records that met a slow host and a faster one now, with hot times of the latter.
+
+    The host is slow where its loop took over `MOST_SLOWER` times the fastest beside any key. Which
+    series counts is chosen by that loop alone, never by the launches. Every pass takes the keys
+    that are still slow; ranks, which cannot repeat alone, and tapes repeat nothing.
+    """
+    config, begun_s = engine.config.measure, time.monotonic()
+    if engine.runner.has_peers or engine.recorder.kind == "tape":
+        return ()
+    found: dict[GraphKey, GraphRecord] = {}
+    now = {one.key: one for one in records if one.failure is None and one.host_pace_ns}
+    for _ in range(config.slow_host_repeats):
+        paces_ns = {key: one.host_pace_ns or 0 for key, one in now.items()}
+        most_ns = MOST_SLOWER * min(paces_ns.values(), default=0)
+        slow = [key for key, pace_ns in paces_ns.items() if pace_ns > most_ns]
+        if slow:
+            say(f"replay {len(slow)} keys again, beside which the host was slow")
+        for key in slow:
+            if time.monotonic() - begun_s > _LONGEST_REPEAT_S:
+                break
+            with sampled(engine):
+                hot = _replay_hot(engine, key, clock)
+            if hot.pace_ns < paces_ns[key]:
+                _replace_hot(sink, str(key), hot.samples)
+                found[key] = now[key] = _with_hot(engine, now[key], hot, nvml)
+    return tuple(found.values())
 
 
 def profile_round_robin(
@@ -116,41 +170,61 @@ def _profile(
         sink.append(record.label, "eager", eager.columns())
         engine.graphs.poison(key)
         replay = engine.decision_for(key)
-        pace_before_ns = host_pace_ns(clock)
         first = sample_steps(engine.runner, step, clock, CountRule(1), decision=replay)
         sink.append(record.label, "first", first.columns())
-        hot = sample_steps(
-            engine.runner,
-            step,
-            clock,
-            _stopping_rule(engine, eager=False),
-            decision=replay,
-            warmup=config.warmup,
-        )
-        sink.append(record.label, "hot", hot.columns())
-        pace_ns = max(pace_before_ns, host_pace_ns(clock))
-    first_replay_ns = int(first.launch_ns[0])
-    instrumented = _is_instrumented(engine)
-    eager_stats, hot_stats = (
-        eager.stats(instrumented=instrumented),
-        hot.stats(instrumented=instrumented),
-    )
-    doubts = [
-        *launch_warnings(eager_stats, hot_stats, first_replay_ns, config.relative_noise),
-        *throttle_warnings(() if nvml is None else nvml.slowdowns()),
-    ]
-    return record.model_copy(
+        hot = _replay_hot(engine, key, clock)
+        sink.append(record.label, "hot", hot.samples.columns())
+    timed = record.model_copy(
         update={
-            "eager": eager_stats,
-            "replay": hot_stats,
-            "first_replay_ns": first_replay_ns,
-            "host_pace_ns": pace_ns,
-            "bound": bound_by(eager_stats, hot_stats),
+            "eager": eager.stats(instrumented=_is_instrumented(engine)),
+            "first_replay_ns": int(first.launch_ns[0]),
             "experts_hit": experts_hit,
             "exchange_moved_bytes": traffic.moved_bytes,
             "exchange_needed_bytes": traffic.needed_bytes,
-            "replays": engine.graphs.captured[key].replays,
-            "warnings": record.warnings + tuple(str(doubt) for doubt in doubts),
             "timing_process_id": os.getpid(),
+        }
+    )
+    return _with_hot(engine, timed, hot, nvml)
+
+
+def _replace_hot(sink: SampleSink, label: str, samples: Samples) -> None:
+    sink.keep(lambda key, phase: (key, phase) != (label, "hot"))
+    sink.append(label, "hot", samples.columns())
+
+
+def _replay_hot(engine: Engine, key: GraphKey, clock: Clock) -> _Hot:
+    before_ns = host_pace_ns(clock)
+    samples = sample_steps(
+        engine.runner,
+        engine.live_step(key),
+        clock,
+        _stopping_rule(engine, eager=False),
+        decision=engine.decision_for(key),
+        warmup=engine.config.measure.warmup,
+    )
+    return _Hot(samples=samples, pace_ns=max(before_ns, host_pace_ns(clock)))
+
+
+def _with_hot(
+    engine: Engine, record: GraphRecord, hot: _Hot, nvml: NvmlDevice | None
+) -> GraphRecord:
+    """The record with these hot times, and what is doubtful in them in place of earlier doubts."""
+    eager, replay = record.eager, hot.samples.stats(instrumented=_is_instrumented(engine))
+    if eager is None or record.first_replay_ns is None:
+        raise ValueError(f"{record.label}: hot replays are read beside eager and first ones")
+    noise = engine.config.measure.relative_noise
+    doubts = [
+        *launch_warnings(eager, replay, record.first_replay_ns, noise),
+        *throttle_warnings(() if nvml is None else nvml.slowdowns()),
+    ]
+    of_times = timing_warnings(record.warnings)
+    of_memory = tuple(text for text in record.warnings if text not in of_times)
+    return record.model_copy(
+        update={
+            "replay": replay,
+            "host_pace_ns": hot.pace_ns,
+            "bound": bound_by(eager, replay),
+            "replays": engine.graphs.captured[record.key].replays,
+            "warnings": of_memory + tuple(str(doubt) for doubt in doubts),
         }
     )

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from cgprof.record.graph import MOST_SLOWER
 from cgprof.report.layout import ratio
 from cgprof.stats.ratio import ratio_of_medians
 
 Verdict = Literal["same", "improved", "regression", "inconclusive"]
 SMALLEST_CHANGE = 0.05
-MOST_SLOWER = 1.25  # of a fixed loop of Python beside one key, over that beside another
 _MIN_SAMPLES = 5  # below, an interval says nothing
 _SEED = 0
 RULE = (

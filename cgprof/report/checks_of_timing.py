@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from cgprof.record.graph import MOST_SLOWER
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report import needs
-from cgprof.report.changes import MOST_SLOWER
 from cgprof.report.finding import Check, Finding
 
 THROTTLED = "throttled-clocks"

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from cgprof.config.schema import CaptureConfig
+from cgprof.measure import profile
 from cgprof.measure.accounting import DeviceReading
 from cgprof.measure.captures import CapturePoints, capture_keys, memory_totals
 from cgprof.measure.neighbours import process_view
-from cgprof.measure.profile import profile_key, profile_round_robin
+from cgprof.measure.profile import profile_key, profile_round_robin, repeat_slow
 from cgprof.record.samples import SampleSink
 from cgprof.record.types import RankRecord
 from cgprof.report.memory import totals_table
@@ -253,3 +254,71 @@ def test_budget_of_graph_memory_asks_nothing_of_a_tape():
 def test_a_profiled_key_says_at_which_pace_the_host_ran_beside_it():
     records, _ = _profiled(ScriptedEngine(PLAIN))
     assert all(record.host_pace_ns is not None for record in records)
+
+
+def _paced(monkeypatch, *paces_us):
+    """Lets the host's loop take these times, two for each hot series, then the last one."""
+    left = list(paces_us)
+    monkeypatch.setattr(
+        profile, "host_pace_ns", lambda clock: 1000 * (left.pop(0) if len(left) > 1 else left[0])
+    )
+
+
+def test_hot_series_that_met_a_slow_host_are_taken_again(monkeypatch):
+    _paced(monkeypatch, 310, 320, 300, 600, 700, 310, 300, 320)
+    engine = ScriptedEngine(PLAIN)
+    records, sink = _profiled(engine)
+    assert [one.host_pace_ns for one in records] == [320_000, 600_000]
+    engine.runner.costs["launch"] = lambda key: 2_000
+    told = []
+    # The second pass meets a host as fast as the others'; the first does not help.
+    (again,) = repeat_slow(engine, records, engine.clock, sink, say=told.append)
+    assert (again.key, again.host_pace_ns) == (PLAIN[1], 320_000)
+    assert again.replay.launch.median_ns == 2_000
+    assert again.eager == records[1].eager
+    assert len(told) == 2
+    table = sink.table().to_pandas()
+    hot = table[table.phase == "hot"].groupby("key", observed=True).launch_ns.max()
+    assert hot.to_dict() == {str(PLAIN[0]): 3_000, str(PLAIN[1]): 2_000}
+    assert again.replay.launch.count == (table[table.phase == "hot"].key == again.label).sum()
+
+
+def test_the_pace_alone_chooses_the_series_and_never_the_launches(monkeypatch):
+    _paced(monkeypatch, 300, 300, 600, 600, 599)
+    engine = ScriptedEngine(PLAIN)
+    records, sink = _profiled(engine)
+    engine.runner.costs["launch"] = lambda key: 9_000
+    (again,) = repeat_slow(engine, records, engine.clock, sink)
+    assert (again.replay.launch.median_ns, again.host_pace_ns) == (9_000, 599_000)
+
+
+def test_doubts_of_a_series_go_with_it(monkeypatch):
+    _paced(monkeypatch, 300, 300, 600, 600, 300)
+    costs = iter([90_000] * 100)
+    engine = ScriptedEngine(PLAIN)
+    records, sink = _profiled(engine)
+    doubted = records[1].model_copy(
+        update={"warnings": ("neighbour-moved: a", "noisy: replay: b", "throttled: c")}
+    )
+    engine.runner.costs["launch"] = lambda key: next(costs)
+    (again,) = repeat_slow(engine, [records[0], doubted], engine.clock, sink)
+    assert again.warnings == ("neighbour-moved: a",)
+
+
+@pytest.mark.parametrize("why", ["quiet", "ranks", "tape", "setting"])
+def test_nothing_is_taken_again_where_it_would_not_help_or_must_not(monkeypatch, why):
+    _paced(monkeypatch, 300, 300, 370 if why == "quiet" else 600, 300)
+    engine = ScriptedEngine(PLAIN)
+    records, sink = _profiled(engine)
+    before = sink.table()
+    if why == "ranks":
+        engine.runner.has_peers = True
+    if why == "tape":
+        engine.recorder.kind = "tape"
+    if why == "setting":
+        measure = engine.config.measure.model_copy(update={"slow_host_repeats": 0})
+        engine.config = engine.config.model_copy(update={"measure": measure})
+    launched = len(engine.runner.launched)
+    assert repeat_slow(engine, records, engine.clock, sink) == ()
+    assert len(engine.runner.launched) == launched
+    assert sink.table().equals(before)

@@ -143,6 +143,7 @@ class ScriptedEngine:
         self.output = torch.zeros(4, 8)
         self.kv_cache = torch.zeros(2, 16)
         self.weights_bytes = 4096
+        self.recorder = SimpleNamespace(kind="cuda")
         self.finish_graphs = SimpleNamespace(device_bytes=512)
         self._failing = set(failing)
         self._refused = set(refused)
