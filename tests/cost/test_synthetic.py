@@ -135,6 +135,9 @@ def test_graphs_of_a_run_take_turns_warm_and_after_their_own_time_on_the_device(
         few = [Spec(kind="kernel", counts={"kernel": size}) for size in (10, 100)]
         with graph_builder(device) as builder:
             timed = time_graphs(builder, few, [own])
+        if "a" not in timed.own:
+            assert any("the host ran slower" in note for note in timed.notes)
+            pytest.skip("the host was slow while the graph was timed")
         found = timed.own["a"]
         torch.cuda.synchronize()
         # A probe and three passes; every round launches it once in each way.
