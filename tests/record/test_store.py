@@ -194,7 +194,7 @@ def test_folder_with_a_setting_that_was_dropped_is_read_and_one_that_never_was_i
 def test_folder_of_schema_version_2_is_read_with_what_it_holds(tmp_path):
     write_as_version_2(tmp_path)
     older, today = read_run(tmp_path), kept_run()
-    assert (older.schema_version, today.schema_version) == (2, 4)
+    assert (older.schema_version, today.schema_version) == (2, 6)
     rank, now = older.ranks[0], today.ranks[0]
     assert now.contents
     assert now.replay_costs

@@ -73,7 +73,7 @@ def test_sum_figure_draws_what_was_released_below_zero():
         update={"totals": totals.model_copy(update={"twin_witness": witness})}
     )
     axes = sum_axes(run.model_copy(update={"ranks": (rank,)}))
-    assert heights(axes, "released") == [0, -9, -7]
+    assert heights(axes, "released") == [0, -9, -9]
 
 
 def test_sum_figure_has_a_group_for_each_rank():

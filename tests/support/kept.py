@@ -6,7 +6,6 @@ import json
 from functools import cache
 from pathlib import Path
 
-from cgprof.record.cost import ReplayCost
 from cgprof.record.graph import GraphRecord, MemoryWitness
 from cgprof.record.store import read_run
 from cgprof.record.types import RankRecord, RunRecord
@@ -68,22 +67,8 @@ _LATER = {
 
 @cache
 def kept_run(name: str | None = None) -> RunRecord:
-    """A run as it was kept; without a name the quiet one, as if no neighbour slowed its host."""
-    return read_run(RUNS / name) if name else _undisturbed(read_run(RUNS / QUIET))
-
-
-def _undisturbed(run: RunRecord) -> RunRecord:
-    rank = run.ranks[0]
-    graphs = tuple(graph.model_copy(update={"host_pace_ns": None}) for graph in rank.graphs)
-    costs = {label: _as_predicted(cost) for label, cost in rank.replay_costs.items()}
-    return with_rank(run, graphs=graphs, replay_costs=costs)
-
-
-def _as_predicted(cost: ReplayCost) -> ReplayCost:
-    if cost.beside is None or cost.predicted is None:
-        return cost
-    beside = cost.beside.model_copy(update={"median_ns": round(cost.predicted.value)})
-    return cost.model_copy(update={"beside": beside})
+    """A run as it was kept; without a name one of a single GPU whose host was quiet."""
+    return read_run(RUNS / (name or QUIET))
 
 
 def write_as_version_2(folder: Path, name: str = QUIET) -> None:
