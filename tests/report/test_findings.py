@@ -338,7 +338,7 @@ def test_kept_runs_are_told_what_is_true_of_them_and_no_fault(folder, expected):
 
 
 def test_every_kept_run_is_looked_at():
-    assert len(KEPT) == 9
+    assert len(KEPT) == 8
 
 
 def test_tracing_of_the_kept_run_is_told_with_its_worst_key():
