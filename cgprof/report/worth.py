@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from cgprof.config.schema import All2AllBackend
 from cgprof.record.types import RunRecord
 from cgprof.record.worth import Estimate, StepTimes, WorthRecord, WorthRow
 from cgprof.report.layout import Cell, Interval, Plain, Table, format_ratio, one_line, ratio
@@ -175,7 +176,8 @@ def _title(record: RunRecord) -> str:
     if worth is None:
         return f"is DBO worth it here: not measured; run {record.run_id}"
     parts = [f"is DBO worth it here: {_where(worth)}"]
-    if worth.num_ranks > 1 and record.recorder == "cuda":
+    by_nccl = worth.exchange != All2AllBackend.SYMMETRIC_MEMORY.value
+    if worth.num_ranks > 1 and record.recorder == "cuda" and by_nccl:
         ctas = parallel.nccl_max_ctas
         parts.append("NCCL's own CTAs" if ctas is None else f"at most {ctas} NCCL CTAs")
         parts.append(f"graph mixing {'on' if parallel.nccl_graph_mixing else 'off'}")

@@ -192,7 +192,7 @@ def test_rows_of_several_runs_say_whose_they_are_and_by_which_settings():
     ]
     assert titles == [
         "all-to-all over 2 ranks, at most 4 NCCL CTAs, graph mixing off; run first",
-        "symmetric-memory over 4 ranks, NCCL's own CTAs, graph mixing on; run second",
+        "symmetric-memory over 4 ranks; run second",
         "all-to-all over 2 ranks; run third",
     ]
     shown = report_document(records).render(OutputFormat.TEXT, "worth")
