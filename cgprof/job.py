@@ -163,19 +163,13 @@ class Job:
             self.save("partial")
 
     def _repeat_slow(self) -> None:
-        """Times keys again beside which the host was slow, of those that this process timed."""
-        own = [one for one in self._graphs if one.timing_process_id == os.getpid()]
+        """Times keys again beside which the host was slow."""
         samples, say = self._writer.samples, self._progress.say
-        found = repeat_slow(self._engine, own, self._clock, samples, self._nvml, say)
-        if not found:
-            return
+        found = repeat_slow(self._engine, self._graphs, self._clock, samples, self._nvml, say)
         again = {one.key: one for one in found}
         self._graphs = [again.get(graph.key, graph) for graph in self._graphs]
-        note = (
-            f"hot replays of {len(found)} keys are of a second try: the host was slow beside them"
-        )
-        self._update(notes=(*self.record.notes, note))
-        self.save("partial")
+        if found:
+            self.save("partial")
 
     def _look_inside(self) -> None:
         """Costs of the replay call and contents of the graphs; traces, so after all timing."""

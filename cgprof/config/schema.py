@@ -90,7 +90,7 @@ class CaptureConfig(_Part):
     sizes: tuple[Positive, ...] | None = None
     max_size: Positive | None = None
     strict: bool = False  # refuse a plan that is not all that was asked for
-    max_graph_memory_bytes: Size | None = None  # plan and capture stay within it
+    max_graph_memory_bytes: Size | None = None  # of all keys; plan and capture stay within it
     finish_graphs: bool = True  # logits and greedy tokens of decode steps are graphs as well
 
 

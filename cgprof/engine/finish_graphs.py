@@ -12,59 +12,59 @@ import torch
 
 from cgprof.engine.room import device_memory
 from cgprof.engine.sampler import greedy
-from cgprof.errors import DeviceError
+from cgprof.errors import CgprofError, DeviceError
 from cgprof.graphs.recorder import Recorder, Recording
 from cgprof.models.decoder import Decoder
 
 
 class FinishGraphs:
-    """One graph a padded number of requests; they read the first rows of the engine's output.
+    """One graph a padded number of requests; none before `capture`.
 
-    They have a pool of their own, so that what a key's graph takes is read without them.
-    `device_bytes` is what all of them took; None without a device.
-
-    Args:
-        recorder: Records them and nothing else.
-        model: Gives the scores.
-        output: [T, D] hidden states; a request's row is its place in the batch.
-        counts: Padded numbers of requests.
-
-    Raises:
-        DeviceError: The logits of the largest do not fit.
+    They read the first rows of the engine's output [T, D]: a request's row is its place in the
+    batch. `device_bytes` is by how much free memory shrank meanwhile; None without a device.
     """
 
-    def __init__(
-        self, recorder: Recorder, model: Decoder, output: torch.Tensor, counts: Iterable[int]
-    ) -> None:
-        largest_first = sorted(set(counts), reverse=True)
+    def __init__(self, model: Decoder, output: torch.Tensor) -> None:
+        self._model = model
+        self._output = output
         self._graphs: dict[int, tuple[Recording, torch.Tensor]] = {}
         self.device_bytes: int | None = None
+
+    def capture(self, recorder: Recorder, counts: Iterable[int]) -> None:
+        """Captures one graph for each padded number of requests, the largest first.
+
+        `recorder` records nothing else, so that what a key's graph takes is read without them.
+
+        Raises:
+            DeviceError: One cannot be captured, for want of memory or another cause.
+        """
+        largest_first = sorted(set(counts), reverse=True)
+        device = self._output.device
         # All share it: a step's tokens are copied before the next step begins.
-        tokens = torch.zeros(max(largest_first, default=0), dtype=torch.int64, device=output.device)
-
-        def work(count: int) -> Callable[[], None]:
-            def choose() -> None:
-                greedy(model.scores(output[:count]), out=tokens[:count])
-
-            return choose
-
+        tokens = torch.zeros(max(largest_first, default=0), dtype=torch.int64, device=device)
+        count = 0
         try:
+            if self._output.is_cuda:
+                for count in largest_first:
+                    recorder.warm_up(self._work(tokens[:count]))
+                torch.cuda.empty_cache()  # of the logits, which the captures allocate again
+            before, _ = device_memory(device)
             for count in largest_first:
-                recorder.warm_up(work(count))
-            before, _ = device_memory(output.device)
-            for count in largest_first:
-                recording = recorder.record(work(count))
+                recording = recorder.record(self._work(tokens[:count]))
                 recording.instantiate()
                 self._graphs[count] = recording, tokens[:count]
-        except torch.OutOfMemoryError as error:
+        except (CgprofError, RuntimeError) as error:
+            free, _ = device_memory(device)
+            problem = " ".join(str(error).split()) or type(error).__name__
             raise DeviceError(
-                f"the logits of {largest_first[0]} requests do not fit beside the KV cache; lower "
-                "--max-num-seqs or --gpu-memory-utilization"
+                f"the graph of logits and tokens of {count} requests, {free} bytes free: "
+                f"{problem}; lower --max-num-seqs, or leave such graphs out by "
+                "--set capture.finish_graphs=false"
             ) from error
-        if output.is_cuda:
-            self.device_bytes = max(0, before - device_memory(output.device)[0])
+        if self._output.is_cuda:
+            self.device_bytes = max(0, before - device_memory(device)[0])
 
-    def tokens(self, num_reqs: int) -> torch.Tensor | None:
+    def replay(self, num_reqs: int) -> torch.Tensor | None:
         """Enqueues the tokens [num_reqs] i64 of the hidden states in the output and returns them.
 
         None, with nothing enqueued, where no graph has that many requests.
@@ -81,3 +81,9 @@ class FinishGraphs:
         for recording, _ in self._graphs.values():
             recording.free()
         self._graphs.clear()
+
+    def _work(self, tokens: torch.Tensor) -> Callable[[], None]:
+        def choose() -> None:
+            greedy(self._model.scores(self._output[: tokens.shape[0]]), out=tokens)
+
+        return choose

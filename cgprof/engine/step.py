@@ -35,6 +35,8 @@ from cgprof.moe.dispatcher import Lane, TokenDispatcher
 from cgprof.moe.kept_routing import KeptRouting
 from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision, StepVote
 
+_MOST_UNCOUNTED = 4096
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
@@ -115,8 +117,7 @@ class StepRunner:
     @property
     def decisions(self) -> Counter[tuple[GraphKey, DecisionReason]]:
         """How often a step was launched as each key, and why."""
-        self._decisions.update((one.key, one.reason) for one in self._launched)
-        self._launched.clear()
+        self._count()
         return self._decisions
 
     def forget_counts(self) -> None:
@@ -215,12 +216,12 @@ class StepRunner:
         After the replay of a graph whose requests are greedy and run one token each, the first two
         are a graph as well; `hidden` must be what that replay returned.
         """
-        tokens, num_reqs = None, prepared.decision.key.num_reqs
-        if prepared.graph is not None and num_reqs is not None and self._is_in_order(prepared):
-            tokens = None if prepared.any_random else self._finish_graphs.tokens(num_reqs)
+        tokens = self._replay_finish(prepared)
         if tokens is None:
             tokens = self._choose(prepared, hidden)
         pending = self._tokens.send(tokens, prepared.step.shape.num_reqs)
+        if len(self._launched) >= _MOST_UNCOUNTED:
+            self._count()
         if self._peers is not None:
             self._peers.launched(prepared.decision.key, pending.is_done)
         return pending
@@ -245,6 +246,17 @@ class StepRunner:
                 raise ReplayError(str(key), "no routing was kept to leave its exchange out")
             kept.begin_pass()
         self._dispatcher.lane, self._dispatcher.kept = lane, kept
+
+    def _replay_finish(self, prepared: PreparedStep) -> torch.Tensor | None:
+        """Each request's token [R] i64 by a graph; None where there is none for such a step."""
+        num_reqs = prepared.decision.key.num_reqs
+        if prepared.graph is None or num_reqs is None or prepared.any_random:
+            return None
+        return self._finish_graphs.replay(num_reqs) if self._is_in_order(prepared) else None
+
+    def _count(self) -> None:
+        self._decisions.update((one.key, one.reason) for one in self._launched)
+        self._launched.clear()
 
     def _choose(self, prepared: PreparedStep, hidden: torch.Tensor) -> torch.Tensor:
         """Each request's token [R] i64, operator by operator."""

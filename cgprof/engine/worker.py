@@ -68,7 +68,8 @@ class Engine:
         """Makes weights, cache and buffers; `ranks` is this rank among its peers, None alone.
 
         Raises:
-            DeviceError: No device of that kind, or the model and its cache do not fit.
+            DeviceError: No device of that kind, the model and its cache do not fit, or the graphs
+                that finish steps cannot be captured.
             RankError: Another rank is unlike this one, or does not answer.
         """
         self.config = config
@@ -268,7 +269,9 @@ class Engine:
             else CudaRecorder(self.compute_stream, [s for s in (self.comm_stream,) if s])
         )
         self.graphs = self._new_graphs()
-        self.finish_graphs = self._capture_finish()
+        self.finish_graphs = FinishGraphs(self.model, self.output)
+        if config.capture.finish_graphs:
+            self._capture_finish()
         if ranks is not None:
             self.peers = Peers(ranks, self.graphs, config)
         self._dispatcher = dispatcher
@@ -277,13 +280,14 @@ class Engine:
             self.runner, self.table, self.block_table, limits, self.model_config.vocab_size
         )
 
-    def _capture_finish(self) -> FinishGraphs:
-        wanted = self.config.capture.finish_graphs
-        counts = [key.num_reqs for key in self.plan.keys if wanted and key.num_reqs is not None]
+    def _capture_finish(self) -> None:
+        counts = [key.num_reqs for key in self.plan.keys if key.num_reqs is not None]
+        if not counts:
+            return
         recorder: Recorder = (
             TapeRecorder() if self.compute_stream is None else CudaRecorder(self.compute_stream)
         )
-        return FinishGraphs(recorder, self.model, self.output, counts)
+        self.finish_graphs.capture(recorder, counts)
 
     def _new_graphs(self) -> GraphManager:
         return GraphManager(

@@ -74,7 +74,8 @@ def _eager_work(task: FreshTask) -> FreshAnswer:
 def _engine(task: FreshTask, num_blocks: int) -> Iterator[Engine]:
     """The run's engine with a plan of the task's keys, none captured, and a small KV cache."""
     limits = task.run.limits.model_copy(update={"num_gpu_blocks_override": num_blocks})
-    capture = task.run.capture.model_copy(update={"max_graph_memory_bytes": None})
+    alone = {"max_graph_memory_bytes": None, "finish_graphs": False}
+    capture = task.run.capture.model_copy(update=alone)
     run = task.run.model_copy(update={"limits": limits, "capture": capture})
     plan = CapturePlan(keys=task.keys, skipped=(), uncovered_batches=())
     engine = Engine(run, task.model, plan)

@@ -33,6 +33,7 @@ _OF_TIMING = (
         "replay",
         "first_replay_ns",
         "host_pace_ns",
+        "hot_repeats",
         "experts_hit",
         "bound",
         "timing_process_id",

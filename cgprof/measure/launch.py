@@ -1,7 +1,8 @@
 """Times the stages of steps in the engine's own loop, from the vote to the tokens.
 
 Each step waits for its tokens, so that the next launch finds an idle device. Only clock reads and
-device marks stand between the stages. The device time of a step is read while the next one runs.
+device marks stand between the stages. The device time of a step is read while the next one runs,
+between launch and finish: that is of no stage, and off the wait where the device works on.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """What a step enqueues beside its graph: inputs before it, logits and sampling after it.
 
+The latter two may be one launch of another graph.
+
 The counts are those of torch's profiler, whose tracing slows launches: run it after all timing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch.profiler import profile, record_function, supported_activities
@@ -57,9 +59,7 @@ def count_outside(engine: Engine, records: Sequence[GraphRecord]) -> list[GraphR
     return [
         record.model_copy(
             update={
-                "launches_outside": {
-                    kind: count for kind, count in by_key[record.key].items() if kind != GRAPH
-                },
+                "launches_outside": _beside_its_graph(by_key[record.key]),
                 "replays": engine.graphs.captured[record.key].replays,
             }
         )
@@ -67,6 +67,11 @@ def count_outside(engine: Engine, records: Sequence[GraphRecord]) -> list[GraphR
         else record
         for record in records
     ]
+
+
+def _beside_its_graph(calls: Mapping[str, int]) -> dict[str, int]:
+    others = {kind: count - (kind == GRAPH) for kind, count in calls.items()}
+    return {kind: count for kind, count in others.items() if count}
 
 
 def count_launches(names: Iterable[str]) -> dict[str, int]:

@@ -79,9 +79,10 @@ def repeat_slow(
 
     The host is slow where its loop took over `MOST_SLOWER` times the fastest beside any key. Which
     series counts is chosen by that loop alone, never by the launches. Every pass takes the keys
-    that are still slow; ranks, which cannot repeat alone, and tapes repeat nothing.
+    that are still slow, of those that this process timed, for a minute at most; ranks, which cannot
+    repeat alone, and tapes repeat nothing. Eager and first replays stay what they were.
     """
-    config, begun_s = engine.config.measure, time.monotonic()
+    config, end_s = engine.config.measure, time.monotonic() + _LONGEST_REPEAT_S
     if engine.runner.has_peers or engine.recorder.kind == "tape":
         return ()
     found: dict[GraphKey, GraphRecord] = {}
@@ -89,17 +90,23 @@ def repeat_slow(
     for _ in range(config.slow_host_repeats):
         paces_ns = {key: one.host_pace_ns or 0 for key, one in now.items()}
         most_ns = MOST_SLOWER * min(paces_ns.values(), default=0)
-        slow = [key for key, pace_ns in paces_ns.items() if pace_ns > most_ns]
-        if slow:
+        slow = [
+            key
+            for key, pace_ns in paces_ns.items()
+            if pace_ns > most_ns and now[key].timing_process_id == os.getpid()
+        ]
+        if slow and time.monotonic() < end_s:
             say(f"replay {len(slow)} keys again, beside which the host was slow")
         for key in slow:
-            if time.monotonic() - begun_s > _LONGEST_REPEAT_S:
+            if time.monotonic() >= end_s:
                 break
             with sampled(engine):
                 hot = _replay_hot(engine, key, clock)
             if hot.pace_ns < paces_ns[key]:
                 _replace_hot(sink, str(key), hot.samples)
-                found[key] = now[key] = _with_hot(engine, now[key], hot, nvml)
+                again = _with_hot(engine, now[key], hot, nvml)
+                update = {"hot_repeats": now[key].hot_repeats + 1}
+                found[key] = now[key] = again.model_copy(update=update)
     return tuple(found.values())
 
 

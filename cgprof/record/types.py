@@ -21,7 +21,8 @@ from cgprof.shapes import CapturePolicy, DecisionReason, GraphKey
 
 SCHEMA_VERSION = 6
 READABLE_VERSIONS = (2, 3, 4, 5, 6)  # a newer one only adds what may be absent
-_FINISH_GRAPHS_SINCE = 6
+# The first version that has a setting, and what older ones did without it.
+_LATER_SETTINGS = ((6, "capture", "finish_graphs", False), (6, "measure", "slow_host_repeats", 0))
 _DROPPED_SETTINGS = (("measure", "pin_host"),)  # that older runs may have
 
 
@@ -133,11 +134,8 @@ class RunRecord(Record):
             if isinstance(settings, dict) and name in settings:
                 dropped[f"{part}.{name}"] = str(settings[name])
                 config[part] = {key: value for key, value in settings.items() if key != name}
-        version, capture = values.get("schema_version"), config.get("capture")
-        if (
-            isinstance(version, int)
-            and version < _FINISH_GRAPHS_SINCE
-            and isinstance(capture, dict)
-        ):
-            config["capture"] = {**capture, "finish_graphs": False}
+        for since, part, name, before in _LATER_SETTINGS:
+            settings, version = config.get(part), values.get("schema_version")
+            if isinstance(version, int) and version < since and isinstance(settings, dict):
+                config[part] = {name: before, **settings}
         return {**values, "config": config, "dropped_settings": dropped}

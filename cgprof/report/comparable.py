@@ -11,10 +11,10 @@ from cgprof.report.headline import kv_cache_text
 from cgprof.report.layout import one_line
 
 _NO_DEVICE = "none"
-# Measured after everything that is compared, so that they decide none of it.
+# Measured after everything that is compared, or choosing by the host alone: they decide none of it.
 _AFTERWARDS = {
     *("replay_samples", "launch_model", "trace_launches", "timelines"),
-    *("stand_alone_keys", "eager_work"),
+    *("stand_alone_keys", "eager_work", "slow_host_repeats"),
 }
 
 

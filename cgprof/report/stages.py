@@ -84,7 +84,15 @@ def _stage_cells(stages: StageStats, pace_ns: int | None) -> tuple[Cell, ...]:
 def _pace_notes(rank: RankRecord) -> list[str]:
     if not any(graph.host_pace_ns for graph in rank.graphs):
         return []
-    return ["host loop: a fixed loop of Python beside the hot replays; longer is a slower host"]
+    repeated = sum(graph.hot_repeats > 0 for graph in rank.graphs)
+    again = (
+        f"hot replays of {repeated} keys were taken again, since the host was slow beside them; "
+        "eager ones were not"
+    )
+    return [
+        "host loop: a fixed loop of Python beside the hot replays; longer is a slower host",
+        *([again] if repeated else []),
+    ]
 
 
 def _tail_notes(rank: RankRecord) -> list[str]:

@@ -60,6 +60,7 @@ def test_flags_reach_their_settings():
         "max_size": 8,
         "strict": False,
         "max_graph_memory_bytes": 2**29,
+        "finish_graphs": True,
     }
     assert config["microbatch"]["enabled"]
     assert config["microbatch"]["num_microbatches"] == 3

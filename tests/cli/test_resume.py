@@ -365,3 +365,25 @@ def test_check_cannot_be_resumed():
     result = CliRunner().invoke(app, ["check", "--resume", "runs/x"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--resume" in result.stderr
+
+
+def test_hot_replays_that_were_taken_again_are_kept_and_told(settings, tmp_path, monkeypatch):
+    def cut_off(*args):
+        raise KeyboardInterrupt
+
+    def again(engine, records, *rest):
+        return (records[0].model_copy(update={"hot_repeats": 1}),)
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as planted:
+        planted.setattr("cgprof.job.repeat_slow", again)
+        planted.setattr("cgprof.job.profile_round_robin", cut_off)
+        assert invoke(*settings, *NO_TASK, "-o", str(folder)).exit_code == 130
+    assert [one.hot_repeats for one in read_run(folder).ranks[0].graphs] == [1, 0, 0]
+    result = invoke("--resume", str(folder))
+    assert result.exit_code == 0, result.output
+    graphs = read_run(folder).ranks[0].graphs
+    assert [one.hot_repeats for one in graphs] == [1, 0, 0]
+    assert all(one.round_robin for one in graphs)
+    shown = CliRunner().invoke(app, ["report", str(folder), "--table", "stages"]).output
+    assert "hot replays of 1 keys were taken again" in shown

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cgprof.errors import DeviceError
+from cgprof.errors import DeviceError, RecordingError
 from cgprof.shapes import CapturePolicy, RuntimeMode
 from tests.support.builders import captured_engine, tiny_run
 from tests.support.graphs import decode_key
@@ -15,20 +15,20 @@ on_devices = pytest.mark.parametrize("device", DEVICES)
 def run_step(engine, step, decision):
     """The tokens of a step, those that its operators choose, and whether a graph chose."""
     replayed = []
-    chosen = engine.finish_graphs.tokens
+    chosen = engine.finish_graphs.replay
 
     def watched(num_reqs):
         tokens = chosen(num_reqs)
         replayed.append(tokens is not None)
         return tokens
 
-    engine.finish_graphs.tokens = watched
+    engine.finish_graphs.replay = watched
     try:
         prepared = engine.runner.prepare(step, decision)
         hidden = engine.runner.launch(prepared)
         tokens = engine.runner.finish(prepared, hidden).wait().copy()
     finally:
-        del engine.finish_graphs.tokens
+        del engine.finish_graphs.replay
     wanted = engine.runner._choose(prepared, hidden)[: step.shape.num_reqs]
     return tokens.tolist(), wanted.tolist(), any(replayed)
 
@@ -97,16 +97,33 @@ def test_a_setting_leaves_them_out(device):
         assert (tokens, by_graph) == (wanted, False)
 
 
-def test_logits_that_do_not_fit_are_an_error_that_says_what_to_do(monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory.\nTried"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
+        RecordingError("host sync while capturing"),
+    ],
+)
+def test_one_that_cannot_be_captured_is_an_error_that_says_what_to_do(monkeypatch, error):
     def scores(self, hidden):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise error
 
     monkeypatch.setattr("cgprof.models.decoder.Decoder.scores", scores)
-    with (
-        pytest.raises(DeviceError, match=r"logits of 8 requests do not fit .* --max-num-seqs"),
-        captured_engine(tiny_run(sizes=(4, 8))),
-    ):
+    with pytest.raises(DeviceError) as caught, captured_engine(tiny_run(sizes=(4, 8))):
         pass
+    told = str(caught.value)
+    assert "logits and tokens of 8 requests" in told
+    assert str(error).split()[-1] in told
+    assert "--set capture.finish_graphs=false" in told
+    assert "\n" not in told
+
+
+def test_they_are_free_when_the_engine_is_closed():
+    with captured_engine(tiny_run(sizes=(4,))) as engine:
+        assert engine.finish_graphs.replay(4) is not None
+        assert engine.finish_graphs.replay(3) is None
+    assert engine.finish_graphs.replay(4) is None
 
 
 @pytest.mark.gpu
@@ -117,5 +134,5 @@ def test_their_memory_is_told_and_not_that_of_any_key():
             pools.append([graph.recording.pool_bytes for graph in engine.graphs.captured.values()])
             told.append(engine.finish_graphs.device_bytes)
     assert pools[0] == pools[1]
-    assert told[0] == 0
+    assert told[0] is None
     assert told[1] > 0

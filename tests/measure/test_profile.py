@@ -275,7 +275,7 @@ def test_hot_series_that_met_a_slow_host_are_taken_again(monkeypatch):
     (again,) = repeat_slow(engine, records, engine.clock, sink, say=told.append)
     assert (again.key, again.host_pace_ns) == (PLAIN[1], 320_000)
     assert again.replay.launch.median_ns == 2_000
-    assert again.eager == records[1].eager
+    assert (again.eager, again.hot_repeats) == (records[1].eager, 1)
     assert len(told) == 2
     table = sink.table().to_pandas()
     hot = table[table.phase == "hot"].groupby("key", observed=True).launch_ns.max()
@@ -303,6 +303,27 @@ def test_doubts_of_a_series_go_with_it(monkeypatch):
     engine.runner.costs["launch"] = lambda key: next(costs)
     (again,) = repeat_slow(engine, [records[0], doubted], engine.clock, sink)
     assert again.warnings == ("neighbour-moved: a",)
+
+
+def test_keys_of_another_process_are_compared_with_and_not_taken_again(monkeypatch):
+    _paced(monkeypatch, 600, 600, 300, 300, 300)
+    engine = ScriptedEngine(PLAIN)
+    records, sink = _profiled(engine)
+    kept = [one.model_copy(update={"timing_process_id": 1}) for one in records]
+    assert repeat_slow(engine, kept, engine.clock, sink) == ()
+    (again,) = repeat_slow(engine, [records[0], kept[1]], engine.clock, sink)
+    assert again.key == PLAIN[0]
+
+
+def test_repeating_ends_when_its_time_is_up(monkeypatch):
+    _paced(monkeypatch, 300, 300, 600, 600, 590)
+    engine = ScriptedEngine(PLAIN)
+    records, sink = _profiled(engine)
+    now_s = iter([0, 10, 50, 61, 62, 63, 64])
+    monkeypatch.setattr(profile.time, "monotonic", lambda: next(now_s))
+    told = []
+    (again,) = repeat_slow(engine, records, engine.clock, sink, say=told.append)
+    assert (again.hot_repeats, len(told)) == (1, 1)
 
 
 @pytest.mark.parametrize("why", ["quiet", "ranks", "tape", "setting"])
