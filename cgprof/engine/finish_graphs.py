@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from cgprof.engine.room import device_memory
+from cgprof.engine.room import device_memory, give_back_unused
 from cgprof.engine.sampler import greedy
 from cgprof.errors import CgprofError, DeviceError
 from cgprof.graphs.recorder import Recorder, Recording
@@ -44,10 +44,9 @@ class FinishGraphs:
         tokens = torch.zeros(max(largest_first, default=0), dtype=torch.int64, device=device)
         count = 0
         try:
-            if self._output.is_cuda:
-                for count in largest_first:
-                    recorder.warm_up(self._work(tokens[:count]))
-                torch.cuda.empty_cache()  # of the logits, which the captures allocate again
+            for count in largest_first if self._output.is_cuda else ():
+                recorder.warm_up(self._work(tokens[:count]))
+            give_back_unused(device)  # the captures allocate their logits again
             before, _ = device_memory(device)
             for count in largest_first:
                 recording = recorder.record(self._work(tokens[:count]))

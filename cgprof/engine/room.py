@@ -100,6 +100,12 @@ def device_memory(device: torch.device) -> tuple[int, int]:
     return total, total
 
 
+def give_back_unused(device: torch.device) -> None:
+    """Gives the memory that the allocator holds and nobody uses back to a CUDA device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def choose_device(wanted: str) -> torch.device:
     """Returns the device of `auto`, `cpu` or `cuda`.
 

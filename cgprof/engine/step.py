@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from cgprof.batch.buffers import InputBuffers
-from cgprof.batch.context import AttentionMetadata, ForwardContext, Handoff, InputBatch
+from cgprof.batch.context import ForwardContext, Handoff
 from cgprof.batch.request import RequestTable
 from cgprof.config.schema import Limits, MicrobatchConfig
+from cgprof.engine.contexts import Contexts
 from cgprof.engine.finish_graphs import FinishGraphs
-from cgprof.engine.inputs import CLEAN, InputWriter, PaddingFill, padded_requests
+from cgprof.engine.inputs import CLEAN, InputWriter, PaddingFill
 from cgprof.engine.peers import Peers
 from cgprof.engine.sampler import greedy, sample
 from cgprof.engine.tokens import PendingTokens, TokenRing
@@ -28,7 +29,6 @@ from cgprof.graphs.manager import CapturedGraph, GraphManager
 from cgprof.graphs.vetoes import Veto, vetoes
 from cgprof.kvcache.block_table import BlockTable
 from cgprof.microbatch.runner import MicrobatchRunner
-from cgprof.microbatch.split import Microbatch, slice_context
 from cgprof.microbatch.spread import layout
 from cgprof.models.decoder import Decoder
 from cgprof.moe.dispatcher import Lane, TokenDispatcher
@@ -97,13 +97,17 @@ class StepRunner:
         self._graphs = graphs
         self._microbatches = splitting.microbatches
         self._enter = splitting.enter
-        self._handoff = splitting.handoff
-        self._limits = limits
         self._config = splitting.config
         self._dispatcher = dispatcher
         self._kept = splitting.kept
         self._peers = peers
-        self._num_ranks = 1 if peers is None else peers.size
+        self._contexts = Contexts(
+            memory.buffers,
+            limits,
+            handoff=splitting.handoff,
+            microbatches=splitting.microbatches,
+            num_ranks=1 if peers is None else peers.size,
+        )
         self._votes: dict[BatchShape, StepVote] = {}
         self._known: dict[tuple[StepVote, ...], _Known] = {}
         self._known_keys: tuple[GraphKey, ...] = ()
@@ -179,7 +183,7 @@ class StepRunner:
         else:
             lens = written.host.seq_lens[: written.num_reqs]
             longest = int(lens.max(initial=1)) if key.num_reqs is None else None
-            contexts = self._contexts(key, step.shape, written.microbatches, longest)
+            contexts = self._contexts.make(key, step.shape, written.microbatches, longest)
         return PreparedStep(
             step=step,
             decision=decision,
@@ -232,7 +236,7 @@ class StepRunner:
         def make_forward() -> Callable[[], None]:
             self._begin_pass("captured", key)
             parts = self.inputs.write(IDLE_STEP, key, CLEAN).microbatches
-            contexts = self._contexts(key, IDLE_STEP.shape, parts, None)
+            contexts = self._contexts.make(key, IDLE_STEP.shape, parts, None)
             return self._forward(contexts, tuple(m.token_slice for m in parts))
 
         return make_forward
@@ -296,48 +300,3 @@ class StepRunner:
         works = [work(c, rows) for c, rows in zip(contexts, token_slices, strict=True)]
         self._microbatches.park(works, self._enter)
         return self._microbatches.release
-
-    def _contexts(
-        self,
-        key: GraphKey,
-        shape: BatchShape,
-        microbatches: Sequence[Microbatch],
-        longest: int | None,
-    ) -> tuple[ForwardContext, ...]:
-        """The whole batch's context, or one a microbatch; `longest` None takes the key's bounds."""
-        fields = self._buffers.device_fields
-        num_reqs = padded_requests(key, shape)
-        exact = longest is not None
-        whole = ForwardContext(
-            batch=InputBatch(
-                shape=shape,
-                padded=key,
-                input_ids=fields.input_ids[: key.num_tokens],
-                positions=fields.positions[: key.num_tokens],
-                is_padding=fields.is_padding[: key.num_tokens],
-            ),
-            attention=AttentionMetadata(
-                query_start_loc=fields.query_start_loc[: num_reqs + 1],
-                seq_lens=fields.seq_lens[:num_reqs],
-                block_table=fields.block_table[:num_reqs],
-                slot_mapping=fields.slot_mapping[: key.num_tokens],
-                max_query_len=(
-                    shape.max_query_len if exact else key.uniform_query_len or key.num_tokens
-                ),
-                max_seq_len=longest if longest is not None else self._limits.max_model_len,
-            ),
-            tokens_per_rank=(key.num_tokens,) * self._num_ranks,
-            handoff=self._handoff,
-        )
-        if not microbatches or self._microbatches is None:
-            return (whole,)
-        return tuple(
-            slice_context(
-                whole,
-                microbatch,
-                fields.split_query_start_loc,
-                fields.split_seq_lens,
-                self._microbatches.handoff(microbatch.index),
-            )
-            for microbatch in microbatches
-        )

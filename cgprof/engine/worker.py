@@ -20,7 +20,7 @@ from cgprof.engine.finish_graphs import FinishGraphs
 from cgprof.engine.live import LiveRequests
 from cgprof.engine.peers import Peers
 from cgprof.engine.reference import Reference
-from cgprof.engine.room import Room, choose_device
+from cgprof.engine.room import Room, choose_device, give_back_unused
 from cgprof.engine.scheduler import Scheduler
 from cgprof.engine.step import Splitting, StepMemory, StepRunner
 from cgprof.engine.types import Step
@@ -208,8 +208,7 @@ class Engine:
         weights = [weight for _, weight in self.model.named_weights()]
         for tensor in (self.kv_cache, *weights):
             tensor.untyped_storage().resize_(0)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back_unused(self.device)
 
     def _patient(self, key: GraphKey) -> AbstractContextManager[None]:
         return nullcontext() if self.peers is None else self.peers.patient(f"capture of {key}")
