@@ -145,9 +145,7 @@ class GraphRecord(Record):
     round_robin: StageStats | None = None  # keys in turn
     first_replay_ns: NonNegative | None = None
     host_pace_ns: NonNegative | None = None  # of a fixed loop of Python beside the hot replays
-    hot_repeats: NonNegative = (
-        0  # how often the hot replays were replaced by those of a faster host
-    )
+    hot_repeats: NonNegative = 0  # how often a faster host's hot replays took their place
     bound: Literal["host", "device"] | None = None  # what an eager step waits for; None: no device
     launches_outside: dict[str, int] = Field(
         default_factory=dict
