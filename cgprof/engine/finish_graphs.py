@@ -21,7 +21,8 @@ class FinishGraphs:
     """One graph a padded number of requests; none before `capture`.
 
     They read the first rows of the engine's output [T, D]: a request's row is its place in the
-    batch. `device_bytes` is by how much free memory shrank meanwhile; None without a device.
+    batch. `device_bytes` is by how much free memory shrank meanwhile; None without a device, and
+    where another process gave memory back.
     """
 
     def __init__(self, model: Decoder, output: torch.Tensor) -> None:
@@ -31,7 +32,7 @@ class FinishGraphs:
         self.device_bytes: int | None = None
 
     def capture(self, recorder: Recorder, counts: Iterable[int]) -> None:
-        """Captures one graph for each padded number of requests, the largest first.
+        """Captures one graph for each padded number of requests, at least one, the largest first.
 
         `recorder` records nothing else, so that what a key's graph takes is read without them.
 
@@ -41,8 +42,8 @@ class FinishGraphs:
         largest_first = sorted(set(counts), reverse=True)
         device = self._output.device
         # All share it: a step's tokens are copied before the next step begins.
-        tokens = torch.zeros(max(largest_first, default=0), dtype=torch.int64, device=device)
-        count = 0
+        tokens = torch.zeros(largest_first[0], dtype=torch.int64, device=device)
+        count = largest_first[0]
         try:
             for count in largest_first if self._output.is_cuda else ():
                 recorder.warm_up(self._work(tokens[:count]))
@@ -60,8 +61,9 @@ class FinishGraphs:
                 f"{problem}; lower --max-num-seqs, or leave such graphs out by "
                 "--set capture.finish_graphs=false"
             ) from error
-        if self._output.is_cuda:
-            self.device_bytes = max(0, before - device_memory(device)[0])
+        grown = before - device_memory(device)[0]
+        if self._output.is_cuda and grown >= 0:
+            self.device_bytes = grown
 
     def replay(self, num_reqs: int) -> torch.Tensor | None:
         """Enqueues the tokens [num_reqs] i64 of the hidden states in the output and returns them.

@@ -262,11 +262,7 @@ class Engine:
         )
         self.scheduler = Scheduler(self.table, self.block_table, limits)
         self.microbatches = self._microbatch_runner() if split else None
-        self.recorder: Recorder = (
-            TapeRecorder()
-            if self.compute_stream is None
-            else CudaRecorder(self.compute_stream, [s for s in (self.comm_stream,) if s])
-        )
+        self.recorder = self._new_recorder()
         self.graphs = self._new_graphs()
         self.finish_graphs = FinishGraphs(self.model, self.output)
         if config.capture.finish_graphs:
@@ -281,12 +277,14 @@ class Engine:
 
     def _capture_finish(self) -> None:
         counts = [key.num_reqs for key in self.plan.keys if key.num_reqs is not None]
-        if not counts:
-            return
-        recorder: Recorder = (
-            TapeRecorder() if self.compute_stream is None else CudaRecorder(self.compute_stream)
-        )
-        self.finish_graphs.capture(recorder, counts)
+        if counts:
+            self.finish_graphs.capture(self._new_recorder(), counts)
+
+    def _new_recorder(self) -> Recorder:
+        """A recorder with a pool of its own."""
+        if self.compute_stream is None:
+            return TapeRecorder()
+        return CudaRecorder(self.compute_stream, [s for s in (self.comm_stream,) if s])
 
     def _new_graphs(self) -> GraphManager:
         return GraphManager(

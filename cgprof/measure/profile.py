@@ -27,9 +27,10 @@ from cgprof.measure.warnings import (
     throttle_warnings,
     timing_warnings,
 )
-from cgprof.record.graph import MOST_SLOWER, GraphRecord
+from cgprof.record.graph import GraphRecord
 from cgprof.record.samples import SampleSink
 from cgprof.shapes import GraphKey
+from cgprof.stats.pace import slower
 
 if TYPE_CHECKING:
     from cgprof.engine.worker import Engine
@@ -77,10 +78,11 @@ def repeat_slow(
 ) -> tuple[GraphRecord, ...]:
     """Returns the records that met a slow host and a faster one now, with hot times of the latter.
 
-    The host is slow where its loop took over `MOST_SLOWER` times the fastest beside any key. Which
-    series counts is chosen by that loop alone, never by the launches. Every pass takes the keys
-    that are still slow, of those that this process timed, for a minute at most; ranks, which cannot
-    repeat alone, and tapes repeat nothing. Eager and first replays stay what they were.
+    The host is slow where `stats.pace` says so of its loop beside all keys. Which series counts is
+    chosen by that loop alone, never by the launches. Every pass takes the keys that are still slow,
+    of those that this process timed, for a minute at most; ranks, which cannot repeat alone, and
+    tapes repeat nothing. Eager and first replays stay what they were. A replay that is refused, or
+    whose microbatch raises, fails its key as in `profile_key`.
     """
     config, end_s = engine.config.measure, time.monotonic() + _LONGEST_REPEAT_S
     if engine.runner.has_peers or engine.recorder.kind == "tape":
@@ -89,19 +91,20 @@ def repeat_slow(
     now = {one.key: one for one in records if one.failure is None and one.host_pace_ns}
     for _ in range(config.slow_host_repeats):
         paces_ns = {key: one.host_pace_ns or 0 for key, one in now.items()}
-        most_ns = MOST_SLOWER * min(paces_ns.values(), default=0)
-        slow = [
-            key
-            for key, pace_ns in paces_ns.items()
-            if pace_ns > most_ns and now[key].timing_process_id == os.getpid()
-        ]
-        if slow and time.monotonic() < end_s:
-            say(f"replay {len(slow)} keys again, beside which the host was slow")
-        for key in slow:
+        slow = slower(paces_ns, min(paces_ns.values(), default=0))
+        own = [key for key in slow if now[key].timing_process_id == os.getpid()]
+        if not own or time.monotonic() >= end_s:
+            break
+        say(f"replay {len(own)} keys again, beside which the host was slow")
+        for key in own:
             if time.monotonic() >= end_s:
                 break
-            with sampled(engine):
-                hot = _replay_hot(engine, key, clock)
+            try:
+                with sampled(engine):
+                    hot = _replay_hot(engine, key, clock)
+            except (ReplayError, MicrobatchError) as error:
+                found[key] = now.pop(key).model_copy(update={"failure": str(error)})
+                continue
             if hot.pace_ns < paces_ns[key]:
                 _replace_hot(sink, str(key), hot.samples)
                 again = _with_hot(engine, now[key], hot, nvml)

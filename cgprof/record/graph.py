@@ -6,15 +6,12 @@ Three kinds of number never mix: a sample (one step, a row of replays.parquet), 
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from cgprof.record.strict import NonNegative, Record
 from cgprof.shapes import GraphKey
-
-# Of a fixed loop of Python beside one key, over that beside another: launches differ as well then.
-MOST_SLOWER: Final = 1.25
 
 
 class Timed(Record):

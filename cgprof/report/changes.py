@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from cgprof.record.graph import MOST_SLOWER
 from cgprof.report.layout import ratio
+from cgprof.stats.pace import MOST_SLOWER
 from cgprof.stats.ratio import ratio_of_medians
 
 Verdict = Literal["same", "improved", "regression", "inconclusive"]

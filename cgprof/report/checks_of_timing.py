@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cgprof.record.graph import MOST_SLOWER
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report import needs
 from cgprof.report.finding import Check, Finding
+from cgprof.stats.pace import MOST_SLOWER, slower
 
 THROTTLED = "throttled-clocks"
 NOISY = "noisy-timing"
@@ -68,17 +68,17 @@ def noisy_timing(run: RunRecord) -> Iterator[Finding]:
 def slow_host(run: RunRecord) -> Iterator[Finding]:
     """Finds keys beside whose replays the host itself ran slower than beside others."""
     for rank in run.ranks:
-        slower = slower_keys(run, rank)
-        if slower:
-            worst = max(slower, key=lambda label: slower[label])
+        found = slower_keys(run, rank)
+        if found:
+            worst = max(found, key=lambda label: found[label])
             launches = {one.label: one.replay.launch.median_ns for one in rank.graphs if one.replay}
             yield Finding(
                 name=SLOW_HOST,
                 severity="doubt",
-                keys=tuple(slower),
+                keys=tuple(found),
                 evidence={
                     "worst": worst,
-                    "host_slower_ratio": slower[worst],
+                    "host_slower_ratio": found[worst],
                     "launch_ns": launches.get(worst),
                 },
                 threshold=_SLOW,
@@ -94,9 +94,8 @@ def slower_keys(run: RunRecord, rank: RankRecord) -> dict[str, float]:
 
     Its best is the fastest pace beside any key of any rank.
     """
-    least = min((pace for one in run.ranks for pace in _paces(one).values()), default=0)
-    ratios = {label: pace_ns / least for label, pace_ns in _paces(rank).items()}
-    return {label: ratio for label, ratio in ratios.items() if ratio > MOST_SLOWER}
+    fastest_ns = min((pace for one in run.ranks for pace in _paces(one).values()), default=0)
+    return slower(_paces(rank), fastest_ns)
 
 
 def _paces(rank: RankRecord) -> dict[str, int]:

@@ -305,6 +305,17 @@ def test_doubts_of_a_series_go_with_it(monkeypatch):
     assert again.warnings == ("neighbour-moved: a",)
 
 
+def test_a_refused_repeat_fails_its_key_and_the_others_go_on(monkeypatch):
+    _paced(monkeypatch, 300, 300, 600, 600, 600, 600, 300)
+    engine = ScriptedEngine([full_key(8), full_key(4), full_key(2)])
+    records, sink = _profiled(engine)
+    engine._refused.add(full_key(4))
+    refused, again = repeat_slow(engine, records, engine.clock, sink)
+    assert (refused.key, again.key) == (full_key(4), full_key(2))
+    assert "a planted refusal" in refused.failure
+    assert (again.failure, again.host_pace_ns) == (None, 300_000)
+
+
 def test_keys_of_another_process_are_compared_with_and_not_taken_again(monkeypatch):
     _paced(monkeypatch, 600, 600, 300, 300, 300)
     engine = ScriptedEngine(PLAIN)
