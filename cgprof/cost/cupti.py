@@ -62,7 +62,7 @@ _SIGNATURES = {
 class LaunchTrace:
     """What was collected, complete once the context is left; `problem` says why nothing was."""
 
-    intervals: tuple[Interval, ...] = ()  # begin and end in CUPTI's ns, in the order of the calls
+    intervals: tuple[Interval, ...] = ()  # begin and end by CUPTI's clock, in order
     problem: str = ""
 
 

@@ -7,7 +7,6 @@ with CUPTI attached a launch takes longer by each node, and the process keeps th
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,7 +48,7 @@ def traced_launches(
     if engine.recorder.kind != "cuda":
         return _NO_DEVICE
     ready = [record for record in records if record.failure is None]
-    wall_ns = array("q")
+    calls: list[Interval] = []
     with graph_launches() as trace:
         # Another rank may well have CUPTI, and its replays need this rank's.
         if trace.problem and not engine.runner.has_peers:
@@ -61,22 +60,33 @@ def traced_launches(
                     engine.synchronize()
                     begun_ns = time.perf_counter_ns()
                     engine.graphs.replay(graph)
-                    wall_ns.append(time.perf_counter_ns() - begun_ns)
+                    calls.append((begun_ns, time.perf_counter_ns()))
                 engine.synchronize()
     if trace.problem:
         return trace.problem
-    return by_label([record.label for record in ready], trace.intervals, wall_ns, samples)
+    return by_label([record.label for record in ready], trace.intervals, calls, samples)
 
 
 def by_label(
-    labels: Sequence[str], intervals: Sequence[Interval], wall_ns: Sequence[int], samples: int
+    labels: Sequence[str], intervals: Sequence[Interval], calls: Sequence[Interval], samples: int
 ) -> dict[str, TracedLaunches] | str:
-    """Returns each label's launches, `samples` + 1 in a row of which the first does not count."""
+    """Returns each label's launches, `samples` + 1 in a row of which the first does not count.
+
+    Intervals are told in our nanoseconds, by the pace at which CUPTI's clock and ours went from
+    the first call to the last: a profiler that ran earlier in this process may have given CUPTI
+    a clock of its own, as torch's does with the processor's cycles.
+    """
     each = samples + 1
     if len(intervals) != each * len(labels):
         return f"CUPTI recorded {len(intervals)} of {each * len(labels)} launches"
-    inside = np.array([end - begin for begin, end in intervals], np.int64)
-    around = np.array(wall_ns, np.int64)
+    if not labels:
+        return {}
+    traced, ours = np.array(intervals, np.int64), np.array(calls, np.int64)
+    spans = [int(times[-1, 0] - times[0, 0]) for times in (traced, ours)]
+    if min(spans) <= 0:
+        return "CUPTI's clock stood still between launches"
+    inside = np.rint((traced[:, 1] - traced[:, 0]) * (spans[1] / spans[0])).astype(np.int64)
+    around = ours[:, 1] - ours[:, 0]
     series = (times.reshape(len(labels), each)[:, 1:] for times in (inside, around))
     return {
         label: TracedLaunches(

@@ -167,20 +167,20 @@ def test_replays_of_a_moe_cost_time_on_idle_and_busy_queue_and_cupti_agrees():
                 assert wall.count == cpu.count == 20
                 assert wall.min_ns > 0
                 assert cpu.median_ns <= 1.5 * wall.median_ns + step_ns
-        for _ in range(2):  # what was left works again
-            traced = traced_launches(engine, records)
-            assert not isinstance(traced, str), traced
-        costs = with_traced(costs, traced)
-        for cost in costs.values():
-            assert cost.traced.count == 10
-            # CUPTI makes launches dearer; the two clocks around one call must agree all the same.
-            assert cost.traced.median_ns <= cost.traced_wall.median_ns
-            assert cost.traced.median_ns >= 0.3 * cost.traced_wall.median_ns
         graph = engine.graphs.captured[engine.graphs.keys[0]]
 
         def once():
             engine.graphs.replay(graph)
             engine.synchronize()
 
-        assert trace_launches([once]) == [{GRAPH: 1}]
+        for _ in range(2):  # what was left works again, after torch's profiler with its clock too
+            traced = traced_launches(engine, records)
+            assert not isinstance(traced, str), traced
+            assert trace_launches([once]) == [{GRAPH: 1}]
+        costs = with_traced(costs, traced)
+        for cost in costs.values():
+            assert cost.traced.count == 10
+            # CUPTI makes launches dearer; the two clocks around one call must agree all the same.
+            assert cost.traced.median_ns <= cost.traced_wall.median_ns
+            assert cost.traced.median_ns >= 0.3 * cost.traced_wall.median_ns
     assert set(sink.table().to_pandas()["phase"]) == {"idle", "busy"}
