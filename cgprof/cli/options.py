@@ -134,7 +134,8 @@ MaxGraphMemory = Annotated[
     typer.Option(
         "--max-graph-memory",
         metavar="SIZE",
-        help="Most memory of all keys' graphs, such as 0.5GiB; keys that do not fit are left out.",
+        help="Most memory of all keys' graphs, such as 0.5GiB; keys that do not fit are left out. "
+        "Graphs that finish steps come beside it.",
     ),
 ]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cgprof.config.schema import All2AllBackend, ModelConfig, RunConfig
 from cgprof.graphs.passes import ExchangeKind, Pass, exchange_kind, passes_of
-from cgprof.graphs.pool_size import pool_bytes
+from cgprof.graphs.pool_size import logits_bytes, pool_bytes
 from cgprof.record.alone import ARENA_STEP_BYTES
 from cgprof.shapes import GraphKey
 
@@ -24,6 +24,7 @@ _OF_EXPERTS = 6  # gate, route, group, gate and up, down, sum
 _SPLIT_MATMUL_TOKENS, _SPLIT_MATMUL_HIDDEN = 64, 2048
 # Source: the same runs: 2.8 to 3.6 KB a node (NVML's growth of the process without the pool).
 _NODE_BYTES = 3200
+_OF_FINISH = 3  # head, and its split of a small matmul; argmax
 # Source: two runs on two H200s, plain keys and twins together: 6.5 and 7.6 KB more for each (none
 # to see in plain keys alone, whose first arena is there already). They have 4 KB of arguments.
 _COLLECTIVE_BYTES = 7000
@@ -77,6 +78,7 @@ class PlanEstimate:
     plain_bytes: int
     twin_bytes: int | None
     error_share: float | None
+    finish_bytes: int | None = None  # beside them, of the graphs that finish decode steps, if any
 
     @property
     def total_bytes(self) -> int:
@@ -106,6 +108,7 @@ def estimate_plan(model: ModelConfig, run: RunConfig, keys: Sequence[GraphKey]) 
         plain_bytes=plain_bytes,
         twin_bytes=whole_bytes - plain_bytes if len(plain) < len(keys) else None,
         error_share=error_share(run),
+        finish_bytes=_finish_bytes(model, run, keys),
     )
 
 
@@ -157,6 +160,15 @@ def error_share(run: RunConfig) -> float | None:
     if parallel.data_parallel_size == 1 or parallel.all2all_backend is All2AllBackend.ALL_TO_ALL:
         return ERROR_SHARE
     return None
+
+
+def _finish_bytes(model: ModelConfig, run: RunConfig, keys: Sequence[GraphKey]) -> int | None:
+    """What the graphs of logits and tokens take, one a padded number of requests."""
+    counts = {key.num_reqs for key in keys if key.num_reqs is not None}
+    if not counts or not run.capture.finish_graphs:
+        return None
+    nodes = bytes_of_nodes({"kernel": _OF_FINISH * len(counts)})
+    return logits_bytes(model, max(counts)) + arena_bytes([nodes])
 
 
 def _layer_kernels(model: ModelConfig, run: RunConfig, one: Pass, exchange: _Exchange) -> int:

@@ -32,6 +32,13 @@ def pool_bytes(model: ModelConfig, run: RunConfig, keys: Iterable[GraphKey]) -> 
     return sum(segments)
 
 
+def logits_bytes(model: ModelConfig, num_reqs: int) -> int:
+    """Returns the segments of a pool that holds the logits of so many requests alone."""
+    segments: list[int] = []
+    _lay((num_reqs * model.vocab_size * ITEM_BYTES[model.dtype],), segments)
+    return sum(segments)
+
+
 def moments(model: ModelConfig, run: RunConfig, key: GraphKey) -> tuple[Moment, ...]:
     """Returns the fullest moments of a graph; in a twin the other passes wait in an exchange."""
     kind = exchange_kind(model, run)

@@ -46,7 +46,10 @@ def plan_estimate_line(estimate: PlanEstimate) -> str:
     size = f"{size_text(estimate.plain_bytes)} plain"
     if estimate.twin_bytes is not None:
         size += f" + {size_text(estimate.twin_bytes)} twins"
-    return f"estimate of graph memory: {size} ({_surety(estimate.error_share)}; not measured)"
+    line = f"estimate of graph memory: {size} ({_surety(estimate.error_share)}; not measured)"
+    if estimate.finish_bytes is None:
+        return line
+    return f"{line}; beside it {size_text(estimate.finish_bytes)} of graphs that finish steps"
 
 
 def estimate_rows(record: RunRecord) -> tuple[EstimateRow, ...]:

@@ -129,7 +129,7 @@ def test_estimate_is_labelled_and_stands_beside_each_key_for_programs():
     text = plan(*QWEN)
     assert (
         "estimate of graph memory: 0.11 GiB plain + 0.14 GiB twins (+-30 %, from H200 figures of "
-        "this engine; not measured)\n"
+        "this engine; not measured); beside it 0.08 GiB of graphs that finish steps\n"
     ) in text
     document = keys_of()
     first, twin = document["keys"][0], document["keys"][-1]

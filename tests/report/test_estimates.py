@@ -41,6 +41,21 @@ def test_line_of_a_plan_says_that_it_is_an_estimate_and_how_sure():
         "estimate of graph memory: 1 MiB plain (from H200 figures of this engine, never compared "
         "with this exchange; not measured)"
     )
+    finished = PlanEstimate(
+        plain_bytes=2**20, twin_bytes=None, error_share=None, finish_bytes=3 * 2**20
+    )
+    assert plan_estimate_line(finished).endswith("; beside it 3 MiB of graphs that finish steps")
+
+
+def test_graphs_that_finish_steps_are_estimated_near_what_was_measured():
+    record = kept_run(DECODE_ONLY)
+    keys = [graph.key for graph in record.ranks[0].graphs]
+    estimate = estimate_plan(record.model, record.config, keys)
+    measured = record.ranks[0].totals.finish_graphs_bytes
+    assert abs(measured / estimate.finish_bytes - 1) < 0.1
+    capture = record.config.capture.model_copy(update={"finish_graphs": False})
+    without = record.config.model_copy(update={"capture": capture})
+    assert estimate_plan(record.model, without, keys).finish_bytes is None
 
 
 @pytest.mark.parametrize("name", KEPT)
