@@ -165,10 +165,8 @@ class Job:
     def _repeat_slow(self) -> None:
         """Times keys again beside which the host was slow."""
         samples, say = self._writer.samples, self._progress.say
-        found = repeat_slow(self._engine, self._graphs, self._clock, samples, self._nvml, say)
-        again = {one.key: one for one in found}
-        self._graphs = [again.get(graph.key, graph) for graph in self._graphs]
-        if found:
+        for again in repeat_slow(self._engine, self._graphs, self._clock, samples, self._nvml, say):
+            self._graphs = [again if one.key == again.key else one for one in self._graphs]
             self.save("partial")
 
     def _look_inside(self) -> None:

@@ -25,7 +25,7 @@ from cgprof.stats.quantiles import IntSamples, median
 
 # What a host does between the end of a step on the device and the next launch.
 # Source: preparing and finishing steps of 192 to 256 tokens operator by operator on the quiet host
-# of an H200, 0.22 to 0.24 ms, and deciding; 0.16 to 0.18 since a graph finishes them (README).
+# of an H200, 0.22 to 0.24 ms, and deciding; 0.13 to 0.18 in turn since a graph finishes them.
 WORKED_NS = 300_000
 
 _PASS_NS = 120_000_000  # of one graph in one pass, unless that leaves too few rounds

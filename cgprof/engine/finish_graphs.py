@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from cgprof.engine.room import device_memory, give_back_unused
+from cgprof.engine.room import device_memory, give_back_unused, ran_out
 from cgprof.engine.sampler import greedy
 from cgprof.errors import CgprofError, DeviceError
 from cgprof.graphs.recorder import Recorder, Recording
@@ -37,7 +37,7 @@ class FinishGraphs:
         `recorder` records nothing else, so that what a key's graph takes is read without them.
 
         Raises:
-            DeviceError: One cannot be captured, for want of memory or another cause.
+            DeviceError: Memory ran out, or the driver refuses a recording.
         """
         largest_first = sorted(set(counts), reverse=True)
         device = self._output.device
@@ -54,12 +54,17 @@ class FinishGraphs:
                 recording.instantiate()
                 self._graphs[count] = recording, tokens[:count]
         except (CgprofError, RuntimeError) as error:
+            way_out = "leave such graphs out by --set capture.finish_graphs=false"
+            if ran_out(error) is not None:
+                # Without the graphs the same logits are made operator by operator.
+                way_out = "lower --max-num-seqs or --gpu-memory-utilization"
+            elif not isinstance(error, CgprofError):
+                raise
             free, _ = device_memory(device)
             problem = " ".join(str(error).split()) or type(error).__name__
             raise DeviceError(
                 f"the graph of logits and tokens of {count} requests, {free} bytes free: "
-                f"{problem}; lower --max-num-seqs, or leave such graphs out by "
-                "--set capture.finish_graphs=false"
+                f"{problem}; {way_out}"
             ) from error
         grown = before - device_memory(device)[0]
         if self._output.is_cuda and grown >= 0:

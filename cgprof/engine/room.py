@@ -1,8 +1,10 @@
-"""What a device has room for: checked with the bytes before anything is made."""
+"""What a device has room for: checked with the bytes before anything is made, or told after."""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
@@ -11,6 +13,8 @@ from cgprof.config.schema import Limits, ModelConfig
 from cgprof.errors import DeviceError
 
 _TOKEN_BYTES = 21  # of the input buffers: id, position, slot, padding
+_WORDS = ("out of memory", "can't allocate memory", "memoryallocation", "alloc_failed")
+_TRIED = re.compile(r"tried to allocate ([\d.]+ ?[kmgt]?i?b(?:ytes)?)", re.IGNORECASE)
 
 
 class Room:
@@ -106,6 +110,18 @@ def give_back_unused(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def ran_out(error: BaseException) -> str | None:
+    """Returns what could not be had, perhaps nothing in words; None if memory was not the cause."""
+    for cause in _causes(error):
+        text = str(cause)
+        if isinstance(cause, (MemoryError, torch.OutOfMemoryError)) or any(
+            words in text.lower() for words in _WORDS
+        ):
+            found = _TRIED.search(text)
+            return found[1] if found else ""
+    return None
+
+
 def choose_device(wanted: str) -> torch.device:
     """Returns the device of `auto`, `cpu` or `cuda`.
 
@@ -118,3 +134,10 @@ def choose_device(wanted: str) -> torch.device:
     if available and wanted != "cpu":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from cgprof.engine.room import device_memory
+from cgprof.engine.room import device_memory, ran_out
 from cgprof.errors import CaptureError
 from cgprof.graphs.estimate import estimate_graph_memory
 from cgprof.graphs.modes import requested_mode
@@ -17,7 +17,7 @@ from cgprof.measure.budget import MemoryBudget
 from cgprof.measure.capture_times import CaptureWatch, watched_capture
 from cgprof.measure.memory import MemoryReader, many_readings
 from cgprof.measure.sampler import sampled
-from cgprof.measure.shortage import Shortage, largest_key, ran_out
+from cgprof.measure.shortage import Shortage, largest_key
 from cgprof.measure.warnings import (
     MeasureWarning,
     memory_warnings,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,19 +75,18 @@ def repeat_slow(
     sink: SampleSink,
     nvml: NvmlDevice | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> tuple[GraphRecord, ...]:
-    """Returns the records that met a slow host and a faster one now, with hot times of the latter.
+) -> Iterator[GraphRecord]:
+    """Yields the records that met a slow host and a faster one now, with hot times of the latter.
 
     The host is slow where `stats.pace` says so of its loop beside all keys. Which series counts is
     chosen by that loop alone, never by the launches. Every pass takes the keys that are still slow,
     of those that this process timed, for a minute at most; ranks, which cannot repeat alone, and
     tapes repeat nothing. Eager and first replays stay what they were. A replay that is refused, or
-    whose microbatch raises, fails its key as in `profile_key`.
+    whose microbatch raises, fails its key as in `profile_key`. A key may come more than once.
     """
     config, end_s = engine.config.measure, time.monotonic() + _LONGEST_REPEAT_S
     if engine.runner.has_peers or engine.recorder.kind == "tape":
-        return ()
-    found: dict[GraphKey, GraphRecord] = {}
+        return
     now = {one.key: one for one in records if one.failure is None and one.host_pace_ns}
     for _ in range(config.slow_host_repeats):
         paces_ns = {key: one.host_pace_ns or 0 for key, one in now.items()}
@@ -103,14 +102,14 @@ def repeat_slow(
                 with sampled(engine):
                     hot = _replay_hot(engine, key, clock)
             except (ReplayError, MicrobatchError) as error:
-                found[key] = now.pop(key).model_copy(update={"failure": str(error)})
+                yield now.pop(key).model_copy(update={"failure": str(error)})
                 continue
             if hot.pace_ns < paces_ns[key]:
                 _replace_hot(sink, str(key), hot.samples)
                 again = _with_hot(engine, now[key], hot, nvml)
                 update = {"hot_repeats": now[key].hot_repeats + 1}
-                found[key] = now[key] = again.model_copy(update=update)
-    return tuple(found.values())
+                now[key] = again.model_copy(update=update)
+                yield now[key]
 
 
 def profile_round_robin(

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
 
 from cgprof.record.graph import GraphRecord
 from cgprof.shapes import GraphKey
 from cgprof.units import format_bytes
-
-_WORDS = ("out of memory", "can't allocate memory", "memoryallocation")
-_TRIED = re.compile(r"tried to allocate ([\d.]+ ?[kmgt]?i?b(?:ytes)?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +35,6 @@ class Shortage:
         )
 
 
-def ran_out(error: BaseException) -> str | None:
-    """Returns what could not be had, perhaps nothing in words; None if memory was not the cause."""
-    for cause in _causes(error):
-        text = str(cause)
-        if isinstance(cause, (MemoryError, torch.OutOfMemoryError)) or any(
-            words in text.lower() for words in _WORDS
-        ):
-            found = _TRIED.search(text)
-            return found[1] if found else ""
-    return None
-
-
 def largest_key(keys: Iterable[GraphKey]) -> GraphKey | None:
     """Returns the key of most tokens, the first of several."""
     return max(keys, key=lambda key: key.num_tokens, default=None)
@@ -69,10 +51,3 @@ def with_final_words(
         else record
         for record in records
     ]
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__

@@ -98,14 +98,14 @@ def test_a_setting_leaves_them_out(device):
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "way_out"),
     [
-        torch.OutOfMemoryError("CUDA out of memory.\nTried"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"),
-        RecordingError("host sync while capturing"),
+        (torch.OutOfMemoryError("CUDA out of memory.\nTried"), "--gpu-memory-utilization"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "--gpu-memory-utilization"),
+        (RecordingError("host sync while capturing"), "--set capture.finish_graphs=false"),
     ],
 )
-def test_one_that_cannot_be_captured_is_an_error_that_says_what_to_do(monkeypatch, error):
+def test_one_that_cannot_be_captured_is_an_error_that_says_what_to_do(monkeypatch, error, way_out):
     def scores(self, hidden):
         raise error
 
@@ -115,8 +115,20 @@ def test_one_that_cannot_be_captured_is_an_error_that_says_what_to_do(monkeypatc
     told = str(caught.value)
     assert "logits and tokens of 8 requests" in told
     assert str(error).split()[-1] in told
-    assert "--set capture.finish_graphs=false" in told
+    assert told.endswith(way_out)
     assert "\n" not in told
+
+
+def test_a_bug_in_their_work_stays_what_it_is(monkeypatch):
+    def scores(self, hidden):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr("cgprof.models.decoder.Decoder.scores", scores)
+    with (
+        pytest.raises(RuntimeError, match=r"^mat1 and mat2"),
+        captured_engine(tiny_run(sizes=(4, 8))),
+    ):
+        pass
 
 
 def test_they_are_free_when_the_engine_is_closed():

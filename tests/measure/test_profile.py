@@ -321,7 +321,7 @@ def test_keys_of_another_process_are_compared_with_and_not_taken_again(monkeypat
     engine = ScriptedEngine(PLAIN)
     records, sink = _profiled(engine)
     kept = [one.model_copy(update={"timing_process_id": 1}) for one in records]
-    assert repeat_slow(engine, kept, engine.clock, sink) == ()
+    assert list(repeat_slow(engine, kept, engine.clock, sink)) == []
     (again,) = repeat_slow(engine, [records[0], kept[1]], engine.clock, sink)
     assert again.key == PLAIN[0]
 
@@ -351,6 +351,6 @@ def test_nothing_is_taken_again_where_it_would_not_help_or_must_not(monkeypatch,
         measure = engine.config.measure.model_copy(update={"slow_host_repeats": 0})
         engine.config = engine.config.model_copy(update={"measure": measure})
     launched = len(engine.runner.launched)
-    assert repeat_slow(engine, records, engine.clock, sink) == ()
+    assert list(repeat_slow(engine, records, engine.clock, sink)) == []
     assert len(engine.runner.launched) == launched
     assert sink.table().equals(before)

@@ -3,10 +3,11 @@ import re
 import pytest
 import torch
 
+from cgprof.engine.room import ran_out
 from cgprof.errors import CaptureError, MicrobatchError
 from cgprof.measure.captures import CapturePoints, capture_keys, stream_names
 from cgprof.measure.memory import MemoryReader
-from cgprof.measure.shortage import Shortage, ran_out, with_final_words
+from cgprof.measure.shortage import Shortage, with_final_words
 from tests.support.builders import build_engine, tiny_run
 from tests.support.graphs import decode_key
 from tests.support.planted import in_last_layer, nothing_left_behind
@@ -36,6 +37,7 @@ def failed(cause):
             "20.00 MiB",
         ),
         (RuntimeError("CUDA error: out of memory"), ""),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), ""),
         (
             RuntimeError(
                 "DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes"

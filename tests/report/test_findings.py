@@ -346,7 +346,6 @@ def test_tracing_of_the_kept_run_is_told_with_its_worst_key():
     costs = kept_run().ranks[0].replay_costs
     inflated = {label: c.traced.median_ns / c.idle.median_ns for label, c in costs.items()}
     assert set(tracing.keys) == {label for label, share in inflated.items() if share > 3}
-    assert 0 <= len(tracing.keys) <= len(costs)
     assert tracing.evidence["worst"] == max(inflated, key=inflated.get)
 
 
