@@ -17,7 +17,7 @@ import torch
 from cgprof.cost.launch_model import fit
 from cgprof.cost.synthetic_graphs import GraphBuilder, graph_builder
 from cgprof.cost.synthetic_layout import Spec, specs
-from cgprof.cost.turns import WORKED_NS, Host, Series, TimedSeries, full_pace_ns
+from cgprof.cost.turns import WORKED_NS, Host, Series, TimedSeries, full_pace_ns, run_passes
 from cgprof.errors import DeviceError
 from cgprof.graphs.cuda import CudaRecording, gc_paused
 from cgprof.graphs.recorder import Recording
@@ -27,8 +27,7 @@ from cgprof.record.graph import LaunchStats
 from cgprof.record.worth import Estimate
 from cgprof.units import format_ns
 
-_BUDGET_NS = 30_000_000_000  # building and timing; what is not timed by then is left out
-_PASSES = 3  # over all graphs, so that a burst of noise spoils a part of each series only
+_BUDGET_NS = 60_000_000_000  # building and timing; what is not timed by then is left out
 _DEAR_NS = 20_000_000  # a series stops growing when one launch takes so long
 _CALIBRATION_CYCLES = 10_000_000
 
@@ -61,8 +60,8 @@ def measure_launch_model(
 ) -> tuple[LaunchModel, dict[str, OwnLaunches]]:
     """Returns the launch model of a device, and the launches of the run's own graphs by label.
 
-    Takes twenty to thirty seconds. The device must be idle. A second device that can be reached
-    is used for copies to a peer.
+    Takes twenty to thirty seconds, and up to a minute beside a slow host. The device must be idle.
+    A second device that can be reached is used for copies to a peer.
 
     Raises:
         DeviceError: A graph is not what was asked for, a call failed, or too little was measured.
@@ -109,10 +108,7 @@ def time_graphs(
         own_series = {one.label: Series(one.recording, ways, one.prepare) for one in own}
         for one in own_series.values():
             one.probe()
-        for _ in range(_PASSES):
-            for one in (*(one for _, one in series), *own_series.values()):
-                if clock.read_ns() < deadline_ns:
-                    one.run_pass()
+        run_passes([*(one for _, one in series), *own_series.values()], clock, deadline_ns)
         clock.synchronize()
     everything = {_named(spec): one for spec, one in series} | own_series
     late = [name for name, one in everything.items() if not one.paces]

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cgprof.cost.turns import WORKED_NS, Host, Launch, Series, TimedSeries, full_pace_ns
+from cgprof.cost.turns import WORKED_NS, Host, Launch, Series, TimedSeries, full_pace_ns, run_passes
 from tests.support.stepping import ScriptedClock
 
 WORK_NS, LAUNCH_NS = 70, 9
@@ -136,3 +136,42 @@ def test_a_round_counts_only_if_all_of_it_was_at_full_pace():
 def test_full_pace_is_near_the_fastest_but_for_stray_readings():
     assert full_pace_ns([1] + [60] * 60 + [110] * 40) == 72
     assert full_pace_ns([110] * 40) == 132
+
+
+def paced_graph(device, paces_ns):
+    """A graph beside which a reading of the clock takes so long, launch after launch."""
+    graph = device.graph(5_000)
+    launch, left = graph.replay, list(paces_ns)
+
+    def replay():
+        launch()
+        device.clock.read_cost = left.pop(0) if len(left) > 1 else left[0]
+
+    return SimpleNamespace(replay=replay)
+
+
+def paced_series(device, paces_ns):
+    return Series(paced_graph(device, paces_ns), (device.host().launch_warm,))
+
+
+def test_only_graphs_that_met_a_slow_host_are_launched_again_until_it_is_fast():
+    device = Device()
+    fast, slow = paced_series(device, [60]), paced_series(device, [110] * 80 + [60])
+    run_passes([fast, slow], device.clock, deadline_ns=10**9)
+    assert len(fast.paces) == 3 * 12
+    assert len(slow.paces) > 80
+    assert slow.paces.count(60) >= 5
+    assert fast.timed(72).suffices
+    assert slow.timed(72).suffices
+
+
+def test_a_host_that_stays_slow_beside_one_graph_ends_with_the_time():
+    device = Device()
+    fast, slow = paced_series(device, [60]), paced_series(device, [110])
+    run_passes([fast, slow], device.clock, deadline_ns=4_000_000)
+    assert not slow.timed(72).suffices
+    assert len(fast.paces) == 3 * 12 < len(slow.paces)
+    assert 4_000_000 <= device.clock.now < 4_500_000
+    late = paced_series(device, [60])
+    run_passes([late], device.clock, deadline_ns=0)
+    assert late.paces == []
