@@ -137,13 +137,14 @@ def test_graphs_of_a_run_take_turns_warm_and_after_their_own_time_on_the_device(
             timed = time_graphs(builder, few, [own])
         if "a" not in timed.own:
             assert any("the host ran slower" in note for note in timed.notes)
-            pytest.skip("the host was slow while the graph was timed")
+            pytest.skip("the host was slow for the whole minute that the graph may take")
         found = timed.own["a"]
         torch.cuda.synchronize()
-        # A probe and three passes; every round launches it once in each way.
-        assert len(prepared) == 4
-        rounds = (float(x[0]) - 1) / 2 - (2 + 3)
-        assert rounds in range(3 * 12, 3 * 20 + 1)
+        # A probe, three passes and those after a slow host; a round launches it once in each way.
+        passes = len(prepared) - 1
+        assert passes >= 3
+        rounds = (float(x[0]) - 1) / 2 - (2 + passes)
+        assert rounds in range(passes * 12, passes * 20 + 1)
         assert LEAST_AT_PACE <= found.warm.count == found.after_wait.count <= rounds
         assert 1_000_000 < found.waited_ns < 20_000_000
         assert found.wait_adds.low <= found.wait_adds.value <= found.wait_adds.high
