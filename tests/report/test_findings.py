@@ -325,6 +325,7 @@ def test_every_check_has_something_planted_for_it():
         ("h200-x2-qwen3-30b-a3b-ranks", {"noisy-timing", "slow-host"}),
         ("h200-x2-qwen3-30b-a3b-ranks-mixing", {"noisy-timing", "event-record-nodes"}),
         ("h200-qwen3-30b-a3b-full-decode-only-dbo", OF_KEPT | OF_COSTS),
+        ("h200-qwen3-30b-a3b-full-decode-only-dbo-loud-host", OF_KEPT | OF_COSTS | {"slow-host"}),
         ("h200-smollm2-8-experts-full-dbo-gsm8k", {"memory-bound-to-nodes", "cold-arenas"}),
         (
             "h200-smollm2-8-experts-full-dbo-piqa",
@@ -338,7 +339,7 @@ def test_kept_runs_are_told_what_is_true_of_them_and_no_fault(folder, expected):
 
 
 def test_every_kept_run_is_looked_at():
-    assert len(KEPT) == 8
+    assert len(KEPT) == 9
 
 
 def test_tracing_of_the_kept_run_is_told_with_its_worst_key():
