@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,7 @@ from cgprof.measure.device import current_device
 from cgprof.measure.kept import Kept, keep, nothing_kept
 from cgprof.measure.progress import Progress
 from cgprof.parallel.agree import agree_equal
+from cgprof.parallel.failure import report_error
 from cgprof.parallel.grid import Rank
 from cgprof.parallel.groups import Ranks, collective_cause, connect
 from cgprof.record.environment import collect
@@ -222,7 +223,13 @@ def _capture(order: _Order, writer: RunWriter | NoFolder, say: Say) -> RunRecord
 def _started(order: _Order, writer: RunWriter | NoFolder, say: Say) -> Iterator[Job]:
     """Builds the engine and opens the folder; at the end the record says how it went."""
     started_s = time.monotonic()
-    with writer, Progress(say) as progress, _joined(order) as ranks:
+    with (
+        writer,
+        Progress(say) as progress,
+        _joined(order) as ranks,
+        ExitStack() as after,
+        _told(ranks),
+    ):
         writer.reserve()
         device = choose_device(order.run.measure.device) if ranks is None else ranks.device
         found, nvml, doubt = current_device(device)
@@ -234,21 +241,19 @@ def _started(order: _Order, writer: RunWriter | NoFolder, say: Say) -> Iterator[
             _require_alike(ranks, order, environment)
         progress.say(f"building {order.model.name}")
         engine = Engine(order.run, order.model, order.plan, ranks)
-        try:
-            with engine.active():
-                tools = JobTools(
-                    engine=engine,
-                    writer=writer,
-                    progress=progress,
-                    nvml=nvml,
-                    kept=order.kept,
-                    started_s=started_s,
-                )
-                job = Job(tools, order.first_record(engine, environment, doubt))
-                yield job
-                job.save("failed" if job.failed else "complete")
-        finally:
-            engine.close()
+        after.callback(engine.close)
+        with engine.active():
+            tools = JobTools(
+                engine=engine,
+                writer=writer,
+                progress=progress,
+                nvml=nvml,
+                kept=order.kept,
+                started_s=started_s,
+            )
+            job = Job(tools, order.first_record(engine, environment, doubt))
+            yield job
+            job.save("failed" if job.failed else "complete")
 
 
 @contextmanager
@@ -260,15 +265,31 @@ def _joined(order: _Order) -> Iterator[Ranks | None]:
     ranks = connect(order.rank, choose_device(order.run.measure.device), order.run.parallel)
     try:
         yield ranks
-    except RankError:
+    except BaseException:
+        ranks.abandon()
+        raise
+    ranks.close()
+
+
+@contextmanager
+def _told(ranks: Ranks | None) -> Iterator[None]:
+    """Tells the launcher of an error before anything is closed, which may wait for other ranks.
+
+    Raises:
+        RankError: A collective failed; names the ranks that do not answer.
+    """
+    try:
+        yield
+    except OSError:  # of the user's own place, such as a full disk
         raise
     except Exception as error:
-        failed = collective_cause(error)
-        if failed is None:
+        failed = None if isinstance(error, RankError) else collective_cause(error)
+        if ranks is None or failed is None:
+            report_error(error)
             raise
-        raise ranks.lost(failed) from error
-    finally:
-        ranks.close()
+        lost = ranks.lost(failed)
+        report_error(lost)
+        raise lost from error
 
 
 def _require_alike(ranks: Ranks, order: _Order, environment: Environment) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from cgprof.errors import CgprofError, ConfigError, RankError
+from cgprof.errors import CgprofError, ConfigError
 
 if TYPE_CHECKING:
     from cgprof.config.schema import RunConfig
@@ -56,10 +56,6 @@ def is_launched() -> bool:
 
 def told_launcher(error: CgprofError) -> bool:
     """Leaves the error of a started rank to its launcher; False where there is none."""
-    if not is_launched():
-        return False
-    from cgprof.parallel.failure import report_failure
+    from cgprof.parallel.failure import report_error
 
-    if isinstance(error, RankError):
-        return report_failure(error.rank, error.problem, error.exit_code)
-    return report_failure(int(os.environ["RANK"]), str(error), error.exit_code)
+    return report_error(error)

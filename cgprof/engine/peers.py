@@ -30,7 +30,8 @@ class Peers:
         if ranks.device.type == "cuda":
             # A captured collective is seen by no watchdog of the library; on the CPU gloo waits
             # for a limited time by itself.
-            self._deadline = Deadline(config.parallel.replay_timeout_s, end_rank(ranks.rank))
+            ends = end_rank(ranks.rank, ranks.stuck)
+            self._deadline = Deadline(config.parallel.replay_timeout_s, ends)
 
     def start(self, vote: StepVote) -> None:
         """Sends this rank's vote."""

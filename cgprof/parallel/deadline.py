@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cgprof.errors import RankError
-from cgprof.parallel.failure import report_failure
+from cgprof.parallel.failure import report_error
 
 _MOST_LOOK_S = 0.05
 _LOOKS_A_TIMEOUT = 10
 _STDERR = 2
+_ASKING_S = 6.0
 
 
 @dataclass(slots=True, eq=False)
@@ -124,12 +125,20 @@ class Deadline:
         return _waited(watched.what, self._timeout_s) if late else None
 
 
-def end_rank(rank: int) -> Callable[[str], None]:
-    """Returns what a rank does on expiry: it tells its launcher, or stderr, and ends at once."""
+def end_rank(rank: int, stuck: Callable[[str], RankError]) -> Callable[[str], None]:
+    """Returns what a rank does on expiry: it tells its launcher, or stderr, and ends.
+
+    `stuck` finds out who is to blame. It may take as long as ranks need to hear of each other; one
+    that takes much longer asks a rank that does not answer either.
+    """
 
     def end(what: str) -> None:
-        error = RankError(rank, what)
-        if not report_failure(rank, error.problem, error.exit_code):
+        found = [RankError(rank, what)]
+        asking = threading.Thread(target=lambda: found.insert(0, stuck(what)), daemon=True)
+        asking.start()
+        asking.join(_ASKING_S)
+        error = found[0]
+        if not report_error(error):
             os.write(_STDERR, f"error: {error}\n".encode())
         os._exit(error.exit_code)
 

@@ -12,6 +12,9 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from traceback import format_exception, format_exception_only
+
+from cgprof.errors import CgprofError, RankError
 
 FOLDER = "CGPROF_RANKS_FOLDER"  # the variable that says where the launcher looks
 _RESULT = "result.json"
@@ -27,6 +30,23 @@ class Failure:
     exit_code: int
     at_ns: int
     traceback: str | None = None  # a file's path
+
+
+def report_error(error: Exception) -> bool:
+    """Tells the launcher which error ends this process, as `report_failure` does.
+
+    One that is a bug is told with its traceback.
+    """
+    if _folder() is None:
+        return False
+    if isinstance(error, RankError):
+        return report_failure(error.rank, error.problem, error.exit_code)
+    own = int(os.environ["RANK"])
+    if isinstance(error, CgprofError):
+        return report_failure(own, str(error), error.exit_code)
+    message = "".join(format_exception_only(error)).strip()
+    trace = "".join(format_exception(error))
+    return report_failure(own, message, CgprofError.exit_code, traceback=trace)
 
 
 def report_failure(rank: int, message: str, exit_code: int, traceback: str | None = None) -> bool:

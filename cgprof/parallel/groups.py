@@ -107,10 +107,25 @@ class Ranks:
         """
         return self.rounds.lost(error)
 
+    def stuck(self, what: str) -> RankError:
+        """Returns the error of work on this rank's device that does not finish.
+
+        It names a rank that is silent, or what the devices of all wait for. Called on a thread
+        beside the blocked one; the control group is of no use afterwards.
+        """
+        return self.rounds.stuck(what)
+
     def close(self) -> None:
         """Leaves all groups. Graphs that hold their collectives must be gone."""
         self.rounds.close()
         dist.destroy_process_group()
+
+    def abandon(self) -> None:
+        """Leaves after an error; the groups end with the process.
+
+        NCCL's wait for the other ranks as they end, which may wait for this one in a collective.
+        """
+        self.rounds.close()
 
     def _set_tensor_timeout(self, seconds: float) -> None:
         limit = timedelta(seconds=seconds + (_AFTER_DEADLINE_S if self._on_cuda else 0.0))

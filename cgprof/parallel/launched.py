@@ -6,10 +6,9 @@ import ctypes
 import os
 import signal
 import sys
-import traceback
 from types import TracebackType
 
-from cgprof.parallel.failure import report_failure
+from cgprof.parallel.failure import report_error
 
 LAUNCHER = "CGPROF_LAUNCHER_PID"
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2), linux/prctl.h
@@ -40,10 +39,5 @@ def follow(parent: int) -> None:
 def _report_bug(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    text = "".join(traceback.format_exception(kind, error, trace))
-    message = "".join(traceback.format_exception_only(kind, error)).strip()
-    told = issubclass(kind, Exception) and report_failure(
-        int(os.environ["RANK"]), message, 3, traceback=text
-    )
-    if not told:
+    if not (isinstance(error, Exception) and report_error(error)):
         sys.__excepthook__(kind, error, trace)

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from typing import Protocol
@@ -169,16 +169,35 @@ class Rounds:
         self._pending = None
         self._carrier.leave()
         reason = str(error).partition("\n")[0].rpartition("] ")[2].partition(". This is")[0]
+        where = f"in round {self._number} ({reason})"
+        return self._blame("", f"others waited {where}") or RankError(
+            self._rank, f"lost its peers {where}"
+        )
+
+    def stuck(self, what: str) -> RankError:
+        """Finds out why this rank's device does not finish; called beside its blocked thread.
+
+        Either a rank is silent, or all wait: those whose device does not finish say for what.
+        """
+        return self._blame(what, f"on rank {self._rank} {what}") or RankError(self._rank, what)
+
+    def _blame(self, what: str, waited: str) -> RankError | None:
+        """Gives up with `what` the device does not finish, if it does not; None if none is known.
+
+        Args:
+            what: As other ranks tell it too; empty where this rank waits for them.
+            waited: Who waits for what, should a rank be silent.
+        """
         try:
-            self._store.set(_gave_up(self._rank), "1")
+            self._store.set(_gave_up(self._rank), what)
             silent = self._silent()
+            if silent:
+                also = f", nor did {_listed(silent[1:])}" if silent[1:] else ""
+                return RankError(silent[0], f"did not answer{also}; {waited}")
+            told = [self._store.get(_gave_up(rank)).decode() for rank in range(self._size)]
         except RuntimeError:  # the store went with the rank that kept it
-            silent = []
-        if not silent:
-            return RankError(self._rank, f"lost its peers in round {self._number} ({reason})")
-        also = f", nor did {_listed(silent[1:])}" if silent[1:] else ""
-        waited = f"others waited in round {self._number} ({reason})"
-        return RankError(silent[0], f"did not answer{also}; {waited}")
+            return None
+        return _first_stuck({rank: words for rank, words in enumerate(told) if words})
 
     def close(self) -> None:
         """Lets go of what rows were carried by; ranks that still wait for this one hear it."""
@@ -253,6 +272,18 @@ def _attempt(join: Callable[[], Board]) -> tuple[Board | None, int]:
         return join(), 0
     except OSError as error:
         return None, error.errno or errno.EIO
+
+
+def _first_stuck(stuck: Mapping[int, str]) -> RankError | None:
+    """Names the first rank whose device does not finish, and the first with other work."""
+    if not stuck:
+        return None
+    (first, words), *others = stuck.items()
+    for rank, other in others:
+        if other != words:
+            words += f"; rank {rank}: {other}; see --verify-decisions"
+            break
+    return RankError(first, words)
 
 
 def _gave_up(rank: int) -> str:

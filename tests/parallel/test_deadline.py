@@ -204,8 +204,10 @@ def test_a_closed_deadline_says_nothing(expiry):
 def test_without_a_launcher_the_rank_says_it_itself():
     script = """
 import signal
+from cgprof.errors import RankError
 from cgprof.parallel.deadline import Deadline, end_rank
-Deadline(0.1, end_rank(3)).watch(lambda: False, "replay of full 64")
+stuck = lambda what: RankError(2, f"did not answer; on rank 3 {what}")
+Deadline(0.1, end_rank(3, stuck)).watch(lambda: False, "replay of full 64")
 signal.pause()
 """
     ended = subprocess.run(
@@ -217,4 +219,5 @@ signal.pause()
         check=False,
     )
     assert ended.returncode == 3
-    assert ended.stderr == "error: rank 3: replay of full 64 (waited 0.1 s)\n"
+    told = "did not answer; on rank 3 replay of full 64 (waited 0.1 s)"
+    assert ended.stderr == f"error: rank 2: {told}\n"

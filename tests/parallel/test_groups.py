@@ -111,6 +111,47 @@ def test_a_rank_hears_that_another_gave_up_long_before_its_own_timeout():
     assert found[1] == (1, "lost its peers in round 1 (rank 0 gave up)")
 
 
+def stuck(ranks, words):
+    """A rank with words has a device that does not finish; one without waits for a vote."""
+    if words[ranks.rank]:
+        named = ranks.stuck(words[ranks.rank])
+        return named.rank, named.problem
+    return failure(ranks.barrier)
+
+
+A_STEP, ANOTHER = "a step of FULL-2x2q1 did not finish", "a step of FULL-8x8q1 did not finish"
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((A_STEP, A_STEP), A_STEP),
+        ((A_STEP, ANOTHER), f"{A_STEP}; rank 1: {ANOTHER}; see --verify-decisions"),
+        ((A_STEP, ""), A_STEP),
+    ],
+)
+def test_devices_that_do_not_finish_are_told_alike_on_all_ranks(words, told):
+    found = run_ranks(2, stuck, words, parallel=SHORT, spoils=True, limit_s=20)
+    assert found == [(0, told)] * 2
+
+
+def stuck_beside_a_silent_rank(ranks):
+    """Rank 1 answers nothing until rank 0 has found that out."""
+    if ranks.rank == 1:
+        time.sleep(5)
+        return None
+    named = ranks.stuck(A_STEP)
+    return named.rank, named.problem
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_rank_that_is_silent_is_to_blame_for_a_device_that_does_not_finish():
+    found = run_ranks(2, stuck_beside_a_silent_rank, parallel=SHORT, spoils=True, limit_s=20)
+    assert found[0] == (1, f"did not answer; on rank 0 {A_STEP}")
+
+
 def late(ranks, seconds):
     """Rank 1 comes late to one tensor collective, and not at all to the next."""
     if ranks.rank == 1:

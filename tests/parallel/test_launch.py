@@ -298,15 +298,26 @@ signal.pause()
     assert str(launch_and_fail(tmp_path, body)) == "rank 1: was killed by SIGKILL"
 
 
-def test_a_rank_that_hangs_is_named_by_its_deadline(tmp_path, capfd):
-    body = """
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stuck", "told"),
+    [
+        ("RankError(0, 'did not answer')", "rank 0: did not answer"),
+        ("ctypes.CDLL(None).sleep(60)", "rank 1: replay of full 64 hangs (waited 0.3 s)"),
+    ],
+)
+def test_a_rank_that_hangs_is_ended_by_its_deadline_even_if_nobody_answers(
+    tmp_path, capfd, stuck, told
+):
+    body = f"""
+from cgprof.errors import RankError
 ready()
 if rank == 1:
-    Deadline(0.3, end_rank(rank)).watch(lambda: False, "replay of full 64 does not finish")
+    end = end_rank(rank, lambda what: {stuck})
+    Deadline(0.3, end).watch(lambda: False, "replay of full 64 hangs")
 ctypes.CDLL(None).sleep(60)
 """
-    error = launch_and_fail(tmp_path, body)
-    assert str(error) == "rank 1: replay of full 64 does not finish (waited 0.3 s)"
+    assert str(launch_and_fail(tmp_path, body)) == told
     assert capfd.readouterr() == ("", "")
 
 
