@@ -190,7 +190,7 @@ def _trace_two(engine: Engine, key: GraphKey) -> Callable[[str], object]:
     """
     graph = ready_graph(engine, key)
     engine.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
         for _ in range(2):
             engine.graphs.replay(graph)
             engine.synchronize()

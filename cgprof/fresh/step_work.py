@@ -61,7 +61,7 @@ def eager_step_work(engine: Engine, key: GraphKey) -> Counts | str:
 def trace(launch: Callable[[], None], wait: Callable[[], None]) -> Counts:
     """Returns what a launch runs on the device; nothing else runs there meanwhile."""
     wait()
-    with profile(activities=[ProfilerActivity.CUDA]) as traced:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as traced:
         launch()
         wait()
     with tempfile.TemporaryDirectory(prefix="cgprof-trace-") as folder:

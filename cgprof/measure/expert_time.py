@@ -19,7 +19,7 @@ def expert_matmul_ns(step: Callable[[], None]) -> int | None:
 
     The step has to wait for its own end.
     """
-    with profile(activities=supported_activities()) as trace:
+    with profile(activities=supported_activities(), acc_events=True) as trace:
         for _ in range(_STEPS):
             step()
     kernels = [

@@ -85,7 +85,7 @@ def trace_launches(steps: Sequence[Callable[[], None]]) -> list[dict[str, int]]:
 
     A step has to wait for its own end.
     """
-    with profile(activities=supported_activities()) as trace:
+    with profile(activities=supported_activities(), acc_events=True) as trace:
         for index, step in enumerate(steps):
             with record_function(f"{_MARK}{index}"):
                 step()

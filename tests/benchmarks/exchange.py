@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 -m tests.benchmarks.exchange --tokens 1,64,256,2048
 
 Device time of one exchange, there and back, by turns in one run: "collectives" is a graph of
-nothing else on one stream, "handed over" the same from and to the compute stream as the engine
-does it, "exchange" all of dispatch and combine, with packing. The slowest rank's medians.
+nothing else on one stream, "handed over" the same from and to the compute stream. Below them all of
+dispatch and combine with its packing, handed over and in line. The slowest rank's medians.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from cgprof.batch.context import Handoff, PlainHandoff
 from cgprof.config.schema import All2AllBackend, ParallelConfig
 from cgprof.graphs.cuda import CudaRecorder
 from cgprof.microbatch.runner import StreamHandoff
 from cgprof.moe.all_to_all import AllToAllDispatcher
 from cgprof.moe.collectives import Exchange
+from cgprof.moe.symmetric import SymmetricDispatcher
 from cgprof.moe.traffic import RowFormat
 from cgprof.parallel.grid import Rank
 from cgprof.parallel.groups import Ranks, connect
 from cgprof.stats.ratio import ratio_of_medians
+
+Through = Callable[[Handoff], None]
 
 EXCHANGES, REPLAYS = 48, 40
 EXPERTS, HIDDEN, TOP_K = 128, 2048, 8
@@ -53,16 +57,6 @@ def main() -> int:
 def compare(ranks: Ranks, compute: torch.cuda.Stream, comm: torch.cuda.Stream, tokens: int) -> str:
     torch.manual_seed(ranks.rank)
     row = RowFormat(hidden_size=HIDDEN, itemsize=2, top_k=TOP_K)
-    dispatcher = AllToAllDispatcher(
-        ranks,
-        num_experts=EXPERTS,
-        row=row,
-        dtype=torch.bfloat16,
-        max_tokens=tokens,
-        num_microbatches=1,
-    )
-    dispatcher.lane = "captured"
-    handoff = StreamHandoff(compute, comm)
     hidden = torch.randn(tokens, HIDDEN, device="cuda", dtype=torch.bfloat16)
     scores = torch.rand(tokens, EXPERTS, device="cuda")
     weights, ids = scores.topk(TOP_K)
@@ -70,31 +64,45 @@ def compare(ranks: Ranks, compute: torch.cuda.Stream, comm: torch.cuda.Stream, t
     rows = ranks.size * row.block_rows(tokens)
     sent, received = torch.zeros(2, rows, HIDDEN, device="cuda", dtype=torch.bfloat16)
     collective = Exchange(ranks, "captured")
+    handed, in_line = StreamHandoff(compute, comm), PlainHandoff()
 
-    def collectives() -> None:
-        collective.all_to_all(received, sent)
-        collective.all_to_all(sent, received)
-
-    def handed_over() -> None:
+    def collectives(handoff: Handoff) -> None:
         handoff.communicate(lambda: collective.all_to_all(received, sent))
         handoff.communicate(lambda: collective.all_to_all(sent, received))
 
-    def exchange() -> None:
-        handle = dispatcher.dispatch(hidden, ids, weights, handoff)
-        dispatcher.combine(handle, handle.hidden, handoff)
+    def exchange(kind: type[AllToAllDispatcher] | type[SymmetricDispatcher]) -> Through:
+        dispatcher = kind(
+            ranks,
+            num_experts=EXPERTS,
+            row=row,
+            dtype=torch.bfloat16,
+            max_tokens=tokens,
+            num_microbatches=1,
+        )
+        dispatcher.lane = "captured"
 
-    times = device_times(compute, comm, [collectives, handed_over, exchange])
+        def there_and_back(handoff: Handoff) -> None:
+            handle = dispatcher.dispatch(hidden, ids, weights, handoff)
+            dispatcher.combine(handle, handle.hidden, handoff)
+
+        return there_and_back
+
+    to_all, writes = exchange(AllToAllDispatcher), exchange(SymmetricDispatcher)
+    works = {
+        "collectives": lambda: collectives(in_line),
+        "handed over": lambda: collectives(handed),
+        "all-to-all": lambda: to_all(handed),
+        "all-to-all in line": lambda: to_all(in_line),
+        "symmetric-memory": lambda: writes(handed),
+        "symmetric-memory in line": lambda: writes(in_line),
+    }
+    times = device_times(compute, comm, list(works.values()))
     slowest = np.max(np.array(ranks.gather_objects(times)), axis=0)
-    alone, handed, whole = slowest
-    parts = " ".join(
-        f"{name} {np.median(one) / 1e3:.1f} us"
-        for name, one in (("collectives", alone), ("handed over", handed), ("exchange", whole))
-    )
-    ratios = " ".join(
-        "{:.2f} [{:.2f}, {:.2f}]".format(*ratio_of_medians(one, alone, seed=0))
-        for one in (handed, whole)
-    )
-    return f"{tokens} tokens a rank: {parts}; over collectives alone: {ratios}"
+    told = [f"{tokens} tokens a rank, us, over collectives alone:"]
+    for name, one in zip(works, slowest, strict=True):
+        ratio, low, high = ratio_of_medians(one, slowest[0], seed=0)
+        told.append(f"  {name:25} {np.median(one) / 1e3:6.1f}  {ratio:.2f} [{low:.2f}, {high:.2f}]")
+    return "\n".join(told)
 
 
 def device_times(
