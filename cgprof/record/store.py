@@ -160,7 +160,10 @@ class RunWriter:
             self._overwrites = False
         self._replace(SAMPLES, lambda part: pq.write_table(self.samples.table(), part))
         if self.items:
-            self._replace(ITEMS, lambda part: pq.write_table(items_table(self.items), part))
+            self._replace(
+                ITEMS,
+                lambda part: pq.write_table(items_table(self.items), part, compression="zstd"),
+            )
         else:
             self._remove(ITEMS)
         for name, table in tables.items():

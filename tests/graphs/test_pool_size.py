@@ -10,6 +10,8 @@ MIB = 1024**2
 TOO_MUCH = {
     "h200-x2-qwen3-30b-a3b-four-ctas": 8 * MIB,
     "h200-x2-qwen3-30b-a3b-full-decode-only-dbo": 8 * MIB,
+    "h200-x4-qwen3-30b-a3b-four-ctas": 2 * MIB,
+    "h200-x4-qwen3-30b-a3b-full-decode-only-dbo": 2 * MIB,
 }
 
 

@@ -32,7 +32,7 @@ PLAIN, TWIN = "FULL-64x64q1", "FULL-64x64q1-mb2"
 # What is true of the kept run; its traced calls say one thing more.
 OF_KEPT = {"memory-bound-to-nodes", "never-replayed", "noisy-timing"}
 OF_COSTS = {"tracing-inflates"}
-OF_TWO = {"never-replayed", "noisy-timing", "slow-host"}
+OF_RANKS = {"never-replayed", "noisy-timing", "slow-host"}
 SURE = Estimate(value=3000.0, low=2900.0, high=3100.0)
 
 
@@ -320,10 +320,21 @@ def test_every_check_has_something_planted_for_it():
     ("folder", "expected"),
     [
         ("h200-qwen3-30b-a3b-full-dbo", OF_KEPT),
-        ("h200-x2-qwen3-30b-a3b-four-ctas", OF_TWO),
-        ("h200-x2-qwen3-30b-a3b-full-decode-only-dbo", OF_TWO),
+        ("h200-x2-qwen3-30b-a3b-four-ctas", OF_RANKS),
+        ("h200-x2-qwen3-30b-a3b-full-decode-only-dbo", OF_RANKS),
         ("h200-x2-qwen3-30b-a3b-ranks", {"noisy-timing", "slow-host"}),
-        ("h200-x2-qwen3-30b-a3b-ranks-mixing", {"noisy-timing", "event-record-nodes"}),
+        (
+            "h200-x2-qwen3-30b-a3b-ranks-mixing",
+            {"noisy-timing", "slow-host", "event-record-nodes"},
+        ),
+        ("h200-x4-qwen3-30b-a3b-four-ctas", OF_RANKS),
+        ("h200-x4-qwen3-30b-a3b-full-decode-only-dbo", OF_RANKS),
+        ("h200-x4-qwen3-30b-a3b-launch-1-rank", {"never-replayed", "noisy-timing"}),
+        ("h200-x4-qwen3-30b-a3b-launch-4-ranks", OF_RANKS),
+        (
+            "h200-x4-smollm2-8-experts-full-dbo-gsm8k",
+            {"unexplained-memory", "memory-bound-to-nodes", "cold-arenas"},
+        ),
         ("h200-qwen3-30b-a3b-full-decode-only-dbo", OF_KEPT | OF_COSTS),
         ("h200-qwen3-30b-a3b-full-decode-only-dbo-loud-host", OF_KEPT | OF_COSTS | {"slow-host"}),
         ("h200-smollm2-8-experts-full-dbo-gsm8k", {"memory-bound-to-nodes", "cold-arenas"}),
@@ -339,7 +350,7 @@ def test_kept_runs_are_told_what_is_true_of_them_and_no_fault(folder, expected):
 
 
 def test_every_kept_run_is_looked_at():
-    assert len(KEPT) == 9
+    assert len(KEPT) == 14
 
 
 def test_tracing_of_the_kept_run_is_told_with_its_worst_key():
