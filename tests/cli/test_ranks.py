@@ -105,6 +105,14 @@ def test_fault_inside_a_capture_s_exchange_is_told_with_its_rank(tmp_path, pids,
 
 @pytest.mark.ranks(2)
 @pytest.mark.long
+def test_error_is_told_before_what_has_to_be_closed_can_hang(tmp_path, pids):
+    line, graphs = run_with("hang-in-capture@1", tmp_path / "run", pids)
+    assert line.startswith("error: rank 1: ValueError: planted; its traceback is in ")
+    assert len(graphs) == 2
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.long
 def test_rank_that_stops_answering_is_named(tmp_path, pids):
     quick = ("--no-parity", "--set", "parallel.replay_timeout_s=3")
     line, graphs = run_with("stop-in-forward@1", tmp_path / "run", pids, *quick)

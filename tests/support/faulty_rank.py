@@ -35,6 +35,14 @@ def _raise() -> None:
     raise ValueError("planted")
 
 
+def _raise_and_hang() -> None:
+    """Raises, and never ends what has to be closed then, as if that waited for other ranks."""
+    from cgprof.engine.worker import Engine
+
+    Engine.close = lambda self: _sleep()
+    _raise()
+
+
 def _exhaust() -> None:
     raise MemoryError
 
@@ -168,7 +176,14 @@ def _in_instantiation(act: Act) -> None:
     Engine.capture = faulty
 
 
-_ACTS = {"kill": _kill, "stop": _stop, "sleep": _sleep, "raise": _raise, "exhaust": _exhaust}
+_ACTS = {
+    "kill": _kill,
+    "stop": _stop,
+    "sleep": _sleep,
+    "raise": _raise,
+    "hang": _raise_and_hang,
+    "exhaust": _exhaust,
+}
 _PLACES: dict[str, Callable[[Act], None]] = {
     "capture": _in_capture,
     "recording": _in_recording,
