@@ -6,7 +6,10 @@ traceback.
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class CgprofError(Exception):
@@ -89,3 +92,13 @@ class RecordError(CgprofError):
         super().__init__(f"{path}: {problem}")
         self.path = str(path)
         self.problem = problem
+
+
+def is_lost_stream(error: OSError) -> bool:
+    """Whether a stream of this process cannot be written: its reader is gone, or there is no room.
+
+    A file that cannot be written has a name.
+    """
+    if isinstance(error, BrokenPipeError):
+        return True
+    return error.errno in _UNWRITABLE and error.filename is None

@@ -16,7 +16,7 @@ from cgprof.config.load import fingerprint, load_run
 from cgprof.config.schema import ModelConfig, RunConfig
 from cgprof.engine.room import choose_device
 from cgprof.engine.worker import Engine
-from cgprof.errors import RankError, UnsupportedError
+from cgprof.errors import RankError, UnsupportedError, is_lost_stream
 from cgprof.graphs.modes import ResolvedPolicy
 from cgprof.graphs.plan import CapturePlan
 from cgprof.graphs.plan_record import plan_record, resolve_plan
@@ -280,9 +280,9 @@ def _told(ranks: Ranks | None) -> Iterator[None]:
     """
     try:
         yield
-    except OSError:  # of the user's own place, such as a full disk
-        raise
     except Exception as error:
+        if isinstance(error, OSError) and is_lost_stream(error):
+            raise
         failed = None if isinstance(error, RankError) else collective_cause(error)
         if ranks is None or failed is None:
             report_error(error)

@@ -31,12 +31,11 @@ from cgprof.cli import (
 )
 from cgprof.cli.ranks import is_launched, told_launcher
 from cgprof.ending import ending
-from cgprof.errors import CgprofError, ConfigError
+from cgprof.errors import CgprofError, ConfigError, is_lost_stream
 
 _INTERRUPTED = 130  # 128 + SIGINT
 _BROKEN_PIPE = 141  # 128 + SIGPIPE
 _OUTPUT_LOST = 3
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 # Releases of Typer keep it in different places.
 _UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
@@ -100,7 +99,7 @@ def _errors_to_exits() -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             _complain(f"error: {_on_one_line(str(error.filename)[:100])}...: {error.strerror}")
             raise typer.Exit(ConfigError.exit_code) from error
-        if error.errno not in _UNWRITABLE or error.filename is not None:
+        if not is_lost_stream(error):
             raise
         _drop(sys.stdout)
         _complain(f"error: output: {error.strerror}; make room or print elsewhere, and run again")

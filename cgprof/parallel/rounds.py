@@ -189,7 +189,8 @@ class Rounds:
             waited: Who waits for what, should a rank be silent.
         """
         try:
-            self._store.set(_gave_up(self._rank), what)
+            # Where this rank gave up before, what it waited for stays.
+            self._store.compare_set(_gave_up(self._rank), "", what)
             silent = self._silent()
             if silent:
                 also = f", nor did {_listed(silent[1:])}" if silent[1:] else ""

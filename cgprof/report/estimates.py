@@ -153,7 +153,7 @@ def _surety(error_share: float | None) -> str:
     source = "from H200 figures of this engine"
     if error_share is None:
         return f"{source}, never compared with this exchange"
-    return f"+-{_percent(error_share)}, {source}"
+    return f"+-{_percent(error_share)} or {size_text(_SLACK_BYTES)}, {source}"
 
 
 def _percent(share: float) -> str:

@@ -1,6 +1,7 @@
 import os
 import re
 import signal
+import threading
 import time
 
 import pytest
@@ -134,6 +135,28 @@ A_STEP, ANOTHER = "a step of FULL-2x2q1 did not finish", "a step of FULL-8x8q1 d
 def test_devices_that_do_not_finish_are_told_alike_on_all_ranks(words, told):
     found = run_ranks(2, stuck, words, parallel=SHORT, spoils=True, limit_s=20)
     assert found == [(0, told)] * 2
+
+
+def stuck_while_it_waits(ranks):
+    """Rank 0's launching thread waits in a round, as its deadline asks; rank 1 asks later."""
+    if ranks.rank == 1:
+        time.sleep(1.5)
+        named = ranks.stuck(ANOTHER)
+        return named.rank, named.problem
+    found = []
+    asking = threading.Thread(target=lambda: found.append(ranks.stuck(A_STEP)))
+    asking.start()
+    waited = failure(ranks.barrier)
+    asking.join()
+    assert (found[0].rank, found[0].problem) == waited
+    return waited
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+def test_what_a_device_did_not_finish_stays_when_its_rank_gives_up_a_round_as_well():
+    found = run_ranks(2, stuck_while_it_waits, parallel=SHORT, spoils=True, limit_s=20)
+    assert found == [(0, f"{A_STEP}; rank 1: {ANOTHER}; see --verify-decisions")] * 2
 
 
 def stuck_beside_a_silent_rank(ranks):

@@ -35,8 +35,8 @@ def with_nvml(record, plain, twins):
 def test_line_of_a_plan_says_that_it_is_an_estimate_and_how_sure():
     both = PlanEstimate(plain_bytes=GIB // 8, twin_bytes=GIB // 4, error_share=0.3)
     assert plan_estimate_line(both) == (
-        "estimate of graph memory: 0.12 GiB plain + 0.25 GiB twins (+-30 %, from H200 figures of "
-        "this engine; not measured)"
+        "estimate of graph memory: 0.12 GiB plain + 0.25 GiB twins (+-30 % or 4 MiB, from H200 "
+        "figures of this engine; not measured)"
     )
     ranks = PlanEstimate(plain_bytes=2**20, twin_bytes=None, error_share=None)
     assert plan_estimate_line(ranks) == (
@@ -132,8 +132,8 @@ def test_tape_and_unfinished_runs_have_nothing_to_compare():
 def test_line_and_table_show_both_figures_and_their_ratio():
     record = kept_run(DECODE_ONLY)
     assert estimate_lines(record) == [
-        "graph memory by estimate before capture: 0.25 GiB (+-30 %, from H200 figures of this "
-        "engine); measured: 0.27 GiB (x1.07)"
+        "graph memory by estimate before capture: 0.25 GiB (+-30 % or 4 MiB, from H200 figures "
+        "of this engine); measured: 0.27 GiB (x1.07)"
     ]
     table = estimates_table(record)
     assert table.records()[0] == {
@@ -145,5 +145,5 @@ def test_line_and_table_show_both_figures_and_their_ratio():
         "measured_by": "NVML, this process",
     }
     assert table.to_text().splitlines()[-1] == (
-        "estimate: +-30 %, from H200 figures of this engine"
+        "estimate: +-30 % or 4 MiB, from H200 figures of this engine"
     )

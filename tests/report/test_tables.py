@@ -33,8 +33,8 @@ FULL-32x32q1-mb2      -      -       -             -            -       -       
 graph memory: 0.31 GiB plain -> 0.63 GiB with twins (x2.03)
 steps served: 34 = 30 replayed, 4 eager (no captured key fits; 4 of them split)
 exchange is a loopback: there was nothing to hide
-graph memory by estimate before capture: 4 MiB (+-30 %, from H200 figures of this engine); \
-measured: 0.63 GiB (x162)
+graph memory by estimate before capture: 4 MiB (+-30 % or 4 MiB, from H200 figures of this \
+engine); measured: 0.63 GiB (x162)
 """
 LEGEND = (
     "key: FULL-64x64q1-mb2 is graph mode-tokens x requests, q tokens a request (none: any "
