@@ -15,13 +15,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
 from cgprof.cost.replay_cost import patient, ready_graph
 from cgprof.graphs.chosen import choose_keys
 from cgprof.graphs.cuda import gc_paused
 from cgprof.graphs.node_names import demangled
 from cgprof.graphs.topology import KERNEL, PEER_COPY, Node, communicates
+from cgprof.measure.torch_trace import torch_trace
 from cgprof.record.contents import Counts, GraphContents
 from cgprof.record.graph import GraphRecord
 from cgprof.record.overlap import TracedReplay
@@ -190,7 +191,7 @@ def _trace_two(engine: Engine, key: GraphKey) -> Callable[[str], object]:
     """
     graph = ready_graph(engine, key)
     engine.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
+    with torch_trace([ProfilerActivity.CUDA]) as trace:
         for _ in range(2):
             engine.graphs.replay(graph)
             engine.synchronize()

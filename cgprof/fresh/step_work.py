@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity
 
 from cgprof.graphs.node_names import demangled
 from cgprof.graphs.topology import KERNEL
+from cgprof.measure.torch_trace import torch_trace
 from cgprof.record.contents import Counts
 from cgprof.shapes import GraphKey
 
@@ -61,7 +62,7 @@ def eager_step_work(engine: Engine, key: GraphKey) -> Counts | str:
 def trace(launch: Callable[[], None], wait: Callable[[], None]) -> Counts:
     """Returns what a launch runs on the device; nothing else runs there meanwhile."""
     wait()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as traced:
+    with torch_trace([ProfilerActivity.CUDA]) as traced:
         launch()
         wait()
     with tempfile.TemporaryDirectory(prefix="cgprof-trace-") as folder:

@@ -25,7 +25,7 @@ _SPLIT_MATMUL_TOKENS, _SPLIT_MATMUL_HIDDEN = 64, 2048
 # Source: the same runs: 2.8 to 3.6 KB a node (NVML's growth of the process without the pool).
 _NODE_BYTES = 3200
 _OF_FINISH = 3  # head, and its split of a small matmul; argmax
-# Source: two runs on two H200s, plain keys and twins together: 6.5 and 7.6 KB more for each (none
+# Source: runs on two and four H200s, plain keys and twins together: 3 to 8 KB more for each (none
 # to see in plain keys alone, whose first arena is there already). They have 4 KB of arguments.
 _COLLECTIVE_BYTES = 7000
 # Source: a server on two H200s, 11 graphs of 97 all-reduces: 0.24 GiB with NCCL's graph mixing,
@@ -33,6 +33,8 @@ _COLLECTIVE_BYTES = 7000
 _EVENT_RECORD_BYTES = 110_000
 # Source: twice the largest error over the kept runs (15 %), since the constants come from them.
 ERROR_SHARE = 0.3
+# Of plain keys and of twins, whichever of the two errors is more. Source: the smallest kept run.
+ERROR_BYTES = 2 * ARENA_STEP_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

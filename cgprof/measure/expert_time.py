@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from torch.profiler import profile, supported_activities
+from torch.profiler import supported_activities
+
+from cgprof.measure.torch_trace import torch_trace
 
 # Source: the names of the kernels in cgprof.moe.experts_triton, as the profiler reports them.
 MATMULS = ("_gate_up_kernel", "_down_kernel")
@@ -19,7 +21,7 @@ def expert_matmul_ns(step: Callable[[], None]) -> int | None:
 
     The step has to wait for its own end.
     """
-    with profile(activities=supported_activities(), acc_events=True) as trace:
+    with torch_trace(supported_activities()) as trace:
         for _ in range(_STEPS):
             step()
     kernels = [

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torch.profiler import profile, record_function, supported_activities
+from torch.profiler import record_function, supported_activities
 
+from cgprof.measure.torch_trace import torch_trace
 from cgprof.record.graph import GraphRecord
 from cgprof.shapes import GraphKey
 
@@ -85,7 +86,7 @@ def trace_launches(steps: Sequence[Callable[[], None]]) -> list[dict[str, int]]:
 
     A step has to wait for its own end.
     """
-    with profile(activities=supported_activities(), acc_events=True) as trace:
+    with torch_trace(supported_activities()) as trace:
         for index, step in enumerate(steps):
             with record_function(f"{_MARK}{index}"):
                 step()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from cgprof.errors import RankError
+from cgprof.parallel.blame import unlike
 from cgprof.parallel.canonical import canonical_json
 from cgprof.parallel.groups import Ranks
-from cgprof.parallel.rounds import unlike
 
 _SHORT = 80  # characters of a value in a message
 

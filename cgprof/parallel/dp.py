@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from cgprof.config.schema import MicrobatchConfig
+from cgprof.parallel.blame import unlike
 from cgprof.parallel.canonical import canonical_hash, code_version
 from cgprof.parallel.groups import Ranks
-from cgprof.parallel.rounds import RoundKind, unlike
+from cgprof.parallel.rounds import RoundKind
 from cgprof.shapes import BatchShape, DecisionReason, GraphKey, RuntimeMode, StepDecision, StepVote
 
 _HALF = 32

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from enum import IntEnum
 from typing import Protocol
@@ -22,6 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, Store
 
 from cgprof.errors import RankError
+from cgprof.parallel.blame import GaveUp, unlike
 from cgprof.parallel.board import PLACE_WIDTH, Board
 
 NUM_VALUES = 8
@@ -29,7 +27,6 @@ _HEADER = 2  # the round's number, its kind
 _WIDTH = _HEADER + NUM_VALUES
 _ZEROS = (0,) * NUM_VALUES
 _LOOK = timedelta(seconds=1)
-_GRACE_S = 3.0  # how long ranks that gave up wait to hear who else did
 
 
 class RoundKind(IntEnum):
@@ -111,7 +108,7 @@ class Rounds:
             size: Of all.
             share_within_s: How long ranks may take to agree on shared memory. None: do not use it.
         """
-        self._group, self._store = group, store
+        self._group, self._gave_up = group, GaveUp(store, rank, size)
         self._rank, self._size = rank, size
         self._carrier: _Carrier = _GlooCarrier(group, size)
         self._number = 0
@@ -170,7 +167,7 @@ class Rounds:
         self._carrier.leave()
         reason = str(error).partition("\n")[0].rpartition("] ")[2].partition(". This is")[0]
         where = f"in round {self._number} ({reason})"
-        return self._blame("", f"others waited {where}") or RankError(
+        return self._gave_up.blame("", f"others waited {where}") or RankError(
             self._rank, f"lost its peers {where}"
         )
 
@@ -179,26 +176,8 @@ class Rounds:
 
         Either a rank is silent, or all wait: those whose device does not finish say for what.
         """
-        return self._blame(what, f"on rank {self._rank} {what}") or RankError(self._rank, what)
-
-    def _blame(self, what: str, waited: str) -> RankError | None:
-        """Gives up with `what` the device does not finish, if it does not; None if none is known.
-
-        Args:
-            what: As other ranks tell it too; empty where this rank waits for them.
-            waited: Who waits for what, should a rank be silent.
-        """
-        try:
-            # Where this rank gave up before, what it waited for stays.
-            self._store.compare_set(_gave_up(self._rank), "", what)
-            silent = self._silent()
-            if silent:
-                also = f", nor did {_listed(silent[1:])}" if silent[1:] else ""
-                return RankError(silent[0], f"did not answer{also}; {waited}")
-            told = [self._store.get(_gave_up(rank)).decode() for rank in range(self._size)]
-        except RuntimeError:  # the store went with the rank that kept it
-            return None
-        return _first_stuck({rank: words for rank, words in enumerate(told) if words})
+        waited = f"on rank {self._rank} {what}"
+        return self._gave_up.blame(what, waited) or RankError(self._rank, what)
 
     def close(self) -> None:
         """Lets go of what rows were carried by; ranks that still wait for this one hear it."""
@@ -227,20 +206,6 @@ class Rounds:
         elif board is not None:
             self._carrier, self.carrier = board, "shared memory"
 
-    def _silent(self) -> list[int]:
-        """The ranks that have not given up some seconds after this one did."""
-        pause, end = threading.Event(), time.monotonic() + _GRACE_S
-        while silent := [rank for rank in range(self._size) if not self._has_given_up(rank)]:
-            if time.monotonic() >= end:
-                break
-            pause.wait(
-                _LOOK.total_seconds() / 10
-            )  # the store's own wait warns on stderr when it ends
-        return silent
-
-    def _has_given_up(self, rank: int) -> bool:
-        return self._store.check([_gave_up(rank)])
-
     def _begin(self, send: Callable[[], _Work]) -> _Work:
         try:
             return send()
@@ -254,17 +219,11 @@ class Rounds:
             try:
                 work.wait(_LOOK)
             except RuntimeError as error:
-                if was_done or self._has_peer_given_up():
+                if was_done or self._gave_up.has_any():
                     raise self.lost(error) from error
                 was_done = work.is_completed()  # then the next wait has its outcome
             else:
                 return
-
-    def _has_peer_given_up(self) -> bool:
-        try:
-            return any(map(self._has_given_up, range(self._size)))
-        except RuntimeError:
-            return True
 
 
 def _attempt(join: Callable[[], Board]) -> tuple[Board | None, int]:
@@ -273,42 +232,3 @@ def _attempt(join: Callable[[], Board]) -> tuple[Board | None, int]:
         return join(), 0
     except OSError as error:
         return None, error.errno or errno.EIO
-
-
-def _first_stuck(stuck: Mapping[int, str]) -> RankError | None:
-    """Names the first rank whose device does not finish, and the first with other work."""
-    if not stuck:
-        return None
-    (first, words), *others = stuck.items()
-    for rank, other in others:
-        if other != words:
-            words += f"; rank {rank}: {other}; see --verify-decisions"
-            break
-    return RankError(first, words)
-
-
-def _gave_up(rank: int) -> str:
-    return f"gave-up/{rank}"
-
-
-def unlike(what: str, values: Sequence[str]) -> RankError:
-    """Returns the error that names the ranks whose value is not that of most, with both values.
-
-    When no value has a majority, the first of the most frequent is taken as the right one.
-    """
-    usual = Counter(values).most_common(1)[0][0]
-    others = [rank for rank, value in enumerate(values) if value != usual]
-    found = "; ".join(f"rank {rank} has {values[rank]}" for rank in others)
-    like = _listed([rank for rank, value in enumerate(values) if value == usual])
-    return RankError(
-        others[0], f"{what}: {found}; {like} {_has(len(values) - len(others))} {usual}"
-    )
-
-
-def _has(count: int) -> str:
-    return "has" if count == 1 else "have"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    word = "rank" if len(ranks) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, ranks))}"

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cgprof.graphs.estimate import PlanEstimate, estimate_plan
-from cgprof.record.alone import ARENA_STEP_BYTES
+from cgprof.graphs.estimate import ERROR_BYTES, PlanEstimate, estimate_plan
 from cgprof.record.graph import MemoryTotals
 from cgprof.record.types import RankRecord, RunRecord
 from cgprof.report.headline import size_text
 from cgprof.report.layout import Table, format_ratio, ratio
 
-_SLACK_BYTES = 2 * ARENA_STEP_BYTES  # of plain keys and of twins, where all is small
 _NVML, _DEVICE = "NVML, this process", "device delta"
 
 
@@ -34,10 +32,10 @@ class EstimateRow:
 
     @property
     def is_off(self) -> bool:
-        """Whether the two differ by more than the estimate states, and by more than a step."""
+        """Whether the two differ by more than the estimate states."""
         if self.error_share is None:
             return False
-        allowed = max(self.error_share * self.estimate_bytes, _SLACK_BYTES)
+        allowed = max(self.error_share * self.estimate_bytes, ERROR_BYTES)
         return abs(self.measured_bytes - self.estimate_bytes) > allowed
 
 
@@ -153,7 +151,7 @@ def _surety(error_share: float | None) -> str:
     source = "from H200 figures of this engine"
     if error_share is None:
         return f"{source}, never compared with this exchange"
-    return f"+-{_percent(error_share)} or {size_text(_SLACK_BYTES)}, {source}"
+    return f"+-{_percent(error_share)} or {size_text(ERROR_BYTES)}, {source}"
 
 
 def _percent(share: float) -> str:

@@ -5,6 +5,7 @@
 Device time of one exchange, there and back, by turns in one run: "collectives" is a graph of
 nothing else on one stream, "handed over" the same from and to the compute stream. Below them all of
 dispatch and combine with its packing, handed over and in line. The slowest rank's medians.
+The GPUs have to be able to write to each other.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@ import pytest
 
 from cgprof.config.schema import All2AllBackend
 from cgprof.graphs.estimate import (
+    ERROR_BYTES,
     ERROR_SHARE,
     arena_bytes,
     bytes_of_nodes,
@@ -20,7 +21,6 @@ from tests.support.kept import KEPT, kept_run
 SPLIT_BESIDES = {76, 80, 100, 104, 108}
 MIB = 1024**2
 WORST_SEEN = 0.15
-FEW_ARENAS = 2 * ARENA_STEP_BYTES
 
 
 def on_ranks(run, size, **changes):
@@ -69,7 +69,7 @@ def test_bytes_of_kept_runs_lie_within_half_of_the_stated_error(name):
     whole = estimate_plan(record.model, record.config, [graph.key for graph in graphs])
     measured = (totals.plain_witness.nvml_delta_bytes, totals.twin_witness.nvml_delta_bytes)
     for found in ((plain, both - plain), (whole.plain_bytes, whole.twin_bytes or 0)):
-        assert found == pytest.approx(measured, rel=WORST_SEEN, abs=FEW_ARENAS)
+        assert found == pytest.approx(measured, rel=WORST_SEEN, abs=ERROR_BYTES)
     assert pytest.approx(2 * WORST_SEEN) == ERROR_SHARE
 
 

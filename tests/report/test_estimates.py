@@ -1,7 +1,6 @@
 import pytest
 
-from cgprof.graphs.estimate import PlanEstimate, estimate_plan
-from cgprof.record.alone import ARENA_STEP_BYTES
+from cgprof.graphs.estimate import ERROR_BYTES, PlanEstimate, estimate_plan
 from cgprof.report.estimates import (
     estimate_lines,
     estimate_rows,
@@ -13,7 +12,6 @@ from tests.support.kept import KEPT, kept_run
 from tests.support.runs import cuda_dbo_run, tape_dbo_run
 
 GIB = 1024**3
-FEW_ARENAS = 2 * ARENA_STEP_BYTES
 DECODE_ONLY = "h200-qwen3-30b-a3b-full-decode-only-dbo"
 
 
@@ -69,7 +67,7 @@ def test_kept_runs_lie_within_the_stated_error(name):
         rows = [row for row in estimate_rows(record) if row.rank == rank.rank]
         assert [row.part for row in rows] == parts
         assert [row.measured_bytes for row in rows] == [
-            pytest.approx(row.estimate_bytes, rel=0.15, abs=FEW_ARENAS) for row in rows
+            pytest.approx(row.estimate_bytes, rel=0.15, abs=ERROR_BYTES) for row in rows
         ]
         *some, whole = rows
         assert whole.estimate_bytes == sum(row.estimate_bytes for row in some)
